@@ -54,7 +54,7 @@ def main() -> None:
             "predict for other threads": [],
         }
         first_s = 0.0
-        for place in range(args.rounds + 1):
+        for index in range(args.rounds + 1):
             begin = time.perf_counter()
             trace = recording.record_target(target)
             recorded = time.perf_counter()
@@ -64,7 +64,7 @@ def main() -> None:
             two = dlperf.predict(trace, machine, threads=2, predictor=args.predictor)
             _ = two.step.total_s
             end = time.perf_counter()
-            if place == 0:
+            if index == 0:
                 first_s = predicted - begin
                 continue
             for name, seconds in zip(

@@ -51,8 +51,8 @@ class ResNet50(nn.Module):
         blocks: list[nn.Module] = []
         c_in = 64
         for width, n_blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-            for place in range(n_blocks):
-                blocks.append(Bottleneck(c_in, width, stride if place == 0 else 1))
+            for index in range(n_blocks):
+                blocks.append(Bottleneck(c_in, width, stride if index == 0 else 1))
                 c_in = 4 * width
         self.blocks = nn.Sequential(*blocks)
         self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(c_in, n_classes)

@@ -357,9 +357,9 @@ def rooms_picture() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" {style}>',
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         width = (_WIDTH - _GAP * (len(row) + 1)) / len(row)
-        y = _GAP + place * (_HEIGHT + _GAP)
+        y = _GAP + index * (_HEIGHT + _GAP)
         for column, name in enumerate(row):
             x = _GAP + column * (width + _GAP)
             parts.append(
@@ -514,7 +514,7 @@ def _layer_types() -> str:
 def first_table(path: str, wanted: Callable[[str], bool] = lambda line: True) -> str:
     """The provenance and the first table of a study's page."""
     lines = (REPORTS / path).read_text(encoding="utf-8").splitlines()
-    start = next(place for place, line in enumerate(lines) if line.startswith("|"))
+    start = next(index for index, line in enumerate(lines) if line.startswith("|"))
     rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines[start:]))
     provenance = next(line for line in lines if "torch 2" in line)
     return "\n".join([provenance, "", *rows[:2], *filter(wanted, rows[2:]), ""])

@@ -176,10 +176,10 @@ class Pool:
         }  # kept: a worker that still starts finds them by name
         self.cpu, self.work, self.workers = cpu, "", n
         self.processes, self.connections = [], []
-        for place in range(n):
+        for index in range(n):
             here, there = spawning.Pipe()
             process = spawning.Process(
-                target=serve, args=(place, there, self.barriers, cpu), daemon=True
+                target=serve, args=(index, there, self.barriers, cpu), daemon=True
             )
             process.start()
             there.close()  # so that the pipe ends with the worker
@@ -190,37 +190,37 @@ class Pool:
         """The answers of some workers. Raises WorkerDied where one ends or none comes in time."""
         found: dict[int, Any] = {}
         try:
-            for place in places:
-                self.connections[place].send(message)
+            for index in places:
+                self.connections[index].send(message)
             end = time.monotonic() + limit_s
-            while waiting := [place for place in places if place not in found]:
+            while waiting := [index for index in places if index not in found]:
                 ready = wait(
-                    [self.connections[place] for place in waiting], max(0.0, end - time.monotonic())
+                    [self.connections[index] for index in waiting], max(0.0, end - time.monotonic())
                 )
                 if not ready:
                     raise WorkerDied(
                         f"{len(waiting)} of {self.workers} workers did not answer within"
                         f" {limit_s:.0f} s, busy with {self.work}"
                     )
-                for place in waiting:
-                    if self.connections[place] in ready:
-                        found[place] = self.connections[place].recv()
-                        if isinstance(found[place], str):
+                for index in waiting:
+                    if self.connections[index] in ready:
+                        found[index] = self.connections[index].recv()
+                        if isinstance(found[index], str):
                             raise WorkerDied(
-                                f"worker {place} of {self.workers} failed, busy with {self.work}:"
-                                f" {found[place]}"
+                                f"worker {index} of {self.workers} failed, busy with {self.work}:"
+                                f" {found[index]}"
                             )
         except (EOFError, OSError) as error:
-            place = next(
-                (place for place in places if place not in found and self._has_ended(place)),
+            index = next(
+                (index for index in places if index not in found and self._has_ended(index)),
                 places[0],
             )
-            process = self.processes[place]
+            process = self.processes[index]
             raise WorkerDied(
-                f"worker {place} of {self.workers} (process {process.pid}) ended with status"
+                f"worker {index} of {self.workers} (process {process.pid}) ended with status"
                 f" {process.exitcode}, busy with {self.work}"
             ) from error
-        return [found[place] for place in places]
+        return [found[index] for index in places]
 
     def _has_ended(self, place: int) -> bool:
         self.processes[place].join(1)  # its pipe may end a moment before it does

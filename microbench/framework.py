@@ -320,7 +320,7 @@ def _after_code_s(known: Mapping[CostKey, Samples], what: str, amount: int) -> f
     return float(
         np.interp(
             amount,
-            [0, *(place for place, _ in taken)],
+            [0, *(index for index, _ in taken)],
             [0.0, *itertools.accumulate((seconds for _, seconds in taken), max)],
         )
     )

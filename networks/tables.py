@@ -54,7 +54,7 @@ class Recommender(nn.Module):
         """How likely a click is, a logit."""
         bottom = self.bottom(dense)
         vectors = torch.stack(
-            (bottom, *(table(chosen[:, place]) for place, table in enumerate(self.tables))), 1
+            (bottom, *(table(chosen[:, index]) for index, table in enumerate(self.tables))), 1
         )
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         return self.top(torch.cat((bottom, products), 1))  # type: ignore[no-any-return]

@@ -94,8 +94,8 @@ class Shared:
 
     def sum(self, rank: int, *tallies: Tally) -> list[Tally]:
         """The sums of the workers' tallies, which all of them give at this point."""
-        for place, tally in enumerate(tallies):
-            self.tallies[rank, place] = torch.tensor(
+        for index, tally in enumerate(tallies):
+            self.tallies[rank, index] = torch.tensor(
                 [tally.loss, tally.right, tally.n], dtype=torch.float64
             )
         self.barrier.wait()

@@ -154,16 +154,16 @@ class WeightNorms(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            weight_norm(nn.Conv1d(40 if place else 6, 40, 3, dilation=2**place))
-            for place in range(4)
+            weight_norm(nn.Conv1d(40 if index else 6, 40, 3, dilation=2**index))
+            for index in range(4)
         )
         self.head = nn.Linear(40, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, 6, time) -> (batch, 4)."""
-        for place, layer in enumerate(self.layers):
-            out = F.gelu(layer(F.pad(x, (2 * 2**place, 0))), approximate="tanh")
-            x = x + out if place else out
+        for index, layer in enumerate(self.layers):
+            out = F.gelu(layer(F.pad(x, (2 * 2**index, 0))), approximate="tanh")
+            x = x + out if index else out
         return cast(Tensor, self.head(x[:, :, -1]))
 
 

@@ -124,8 +124,8 @@ def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str
     def launch(words: Sequence[str], n: int, rate: str) -> None:
         from dlperf.studies.distributed.runs import RUN_LIMIT_S
 
-        with places_of(n, None if rate == UNSHAPED else rate, bool(why)) as places:
-            run_ranks(places, [sys.executable, *words], limit_s=RUN_LIMIT_S)
+        with places_of(n, None if rate == UNSHAPED else rate, bool(why)) as indices:
+            run_ranks(indices, [sys.executable, *words], limit_s=RUN_LIMIT_S)
 
     where = (
         "on one host, over its loopback"

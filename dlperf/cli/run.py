@@ -29,13 +29,13 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     """
     if not argv or argv[0] != "run":
         return argv, []
-    place = 1
-    while place < len(argv) and argv[place].startswith("-"):
-        word = argv[place]
-        place += 2 if word in _WITH_VALUE else 1
+    index = 1
+    while index < len(argv) and argv[index].startswith("-"):
+        word = argv[index]
+        index += 2 if word in _WITH_VALUE else 1
         if word in ("-m", "--"):
             break
-    return [word for word in argv[:place] if word != "--"], argv[place:]
+    return [word for word in argv[:index] if word != "--"], argv[index:]
 
 
 def check(args: Namespace) -> Problems:

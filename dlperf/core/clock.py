@@ -244,10 +244,10 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     2.5
     """
     ordered = sorted(values)
-    place = fraction * (len(ordered) - 1)
-    low = int(place)
+    index = fraction * (len(ordered) - 1)
+    low = int(index)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (index - low) * (ordered[high] - ordered[low])
 
 
 def usual_factor(factors: Sequence[float]) -> float:

@@ -273,17 +273,17 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
                 "at least one, with distance, latency_s and bandwidth_bytes_per_s",
             )
         check_unique("links[{}].distance", [link.distance for link in record.links])
-        for place, row in enumerate(record.collectives):
+        for index, row in enumerate(record.collectives):
             if row.ranks_per_node > row.ranks:
                 refuse(
-                    f"collectives[{place}].ranks_per_node",
+                    f"collectives[{index}].ranks_per_node",
                     row.ranks_per_node,
                     f"at most its {row.ranks} ranks",
                 )
         return cls(
             links=tuple(
-                _link_from_record(link, f"links[{place}]")
-                for place, link in enumerate(record.links)
+                _link_from_record(link, f"links[{index}]")
+                for index, link in enumerate(record.links)
             ),
             collectives=tuple(
                 Collective(c.kind, c.bytes, c.ranks, c.ranks_per_node, samples_from_record(c))
@@ -303,8 +303,8 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
             versions=record.versions,
             created=record.created,
             co_runs=tuple(
-                co_run_from_record(row, f"co_runs[{place}]")
-                for place, row in enumerate(record.co_runs)
+                co_run_from_record(row, f"co_runs[{index}]")
+                for index, row in enumerate(record.co_runs)
             ),
         )
 

@@ -154,10 +154,10 @@ class Communication:
                 [list(group) for group in self.groups],
                 f"the world first, with the ranks 0 to {n - 1}",
             )
-        for place, group in enumerate(self.groups):
+        for index, group in enumerate(self.groups):
             if not group or len(set(group)) != len(group) or not set(group) <= set(range(n)):
                 refuse(
-                    f"groups[{place}]", list(group), f"some of the ranks 0 to {n - 1}, each once"
+                    f"groups[{index}]", list(group), f"some of the ranks 0 to {n - 1}, each once"
                 )
         for rank, steps in enumerate(self.steps):
             if len(steps) != len(self.steps[0]):
@@ -170,15 +170,15 @@ class Communication:
     def _check_rank(self, rank: int, steps: tuple[RankStep, ...]) -> None:
         launched: set[int] = set()
         newest = -1
-        for place, step in enumerate(steps):
-            if place and step.begin_s < steps[place - 1].end_s:
+        for index, step in enumerate(steps):
+            if index and step.begin_s < steps[index - 1].end_s:
                 refuse(
-                    f"ranks[{rank}].steps[{place}].begin_s",
+                    f"ranks[{rank}].steps[{index}].begin_s",
                     step.begin_s,
-                    f"at least the end of the step before, {steps[place - 1].end_s}",
+                    f"at least the end of the step before, {steps[index - 1].end_s}",
                 )
             for number, event in enumerate(step.events):
-                where = f"ranks[{rank}].steps[{place}].events[{number}]"
+                where = f"ranks[{rank}].steps[{index}].events[{number}]"
                 if number and event.at_s < step.events[number - 1].until_s:
                     refuse(
                         f"{where}.at_s",
@@ -223,14 +223,14 @@ class Communication:
         found: dict[tuple[int, tuple[int | None, ...], int], list[tuple[int, int, Event]]] = {}
         for rank, steps in enumerate(self.steps):
             counts: dict[tuple[int, tuple[int | None, ...], str], int] = {}
-            for place, event in (
-                (place, event) for place, step in enumerate(steps) for event in step.launches
+            for index, event in (
+                (index, event) for index, step in enumerate(steps) for event in step.launches
             ):
                 ends = {"send": (rank, event.peer), "recv": (event.peer, rank)}.get(event.kind, ())
                 side = event.kind if ends else ""
                 number = counts.get((event.group, ends, side), 0)
                 counts[event.group, ends, side] = number + 1
-                found.setdefault((event.group, ends, number), []).append((rank, place, event))
+                found.setdefault((event.group, ends, number), []).append((rank, index, event))
         return tuple(
             (
                 Meeting("send", group, tuple(launches), len(launches) == 2)
@@ -301,20 +301,20 @@ class Communication:
         recording can have made.
         """
         record = convert(data, CommunicationRecord)
-        for place, row in enumerate(record.ranks):
-            if row.rank != place:
+        for index, row in enumerate(record.ranks):
+            if row.rank != index:
                 refuse(
-                    f"ranks[{place}].rank",
+                    f"ranks[{index}].rank",
                     row.rank,
-                    f"{place}: ranks stand in order, none is left out",
+                    f"{index}: ranks stand in order, none is left out",
                 )
         return cls(
             hosts=tuple(record.hosts),
             groups=tuple(map(tuple, record.groups)),
             steps=tuple(
                 tuple(
-                    _step_from_record(step, f"ranks[{rank}].steps[{place}]")
-                    for place, step in enumerate(row.steps)
+                    _step_from_record(step, f"ranks[{rank}].steps[{index}]")
+                    for index, step in enumerate(row.steps)
                 )
                 for rank, row in enumerate(record.ranks)
             ),
@@ -360,8 +360,8 @@ def _step_from_record(record: RankStepRecord, entry: str) -> RankStep:
     if record.end_s < record.begin_s:
         refuse(f"{entry}.end_s", record.end_s, f"at least begin_s, {record.begin_s}")
     events = tuple(
-        _event_from_record(event, f"{entry}.events[{place}]")
-        for place, event in enumerate(record.events)
+        _event_from_record(event, f"{entry}.events[{index}]")
+        for index, event in enumerate(record.events)
     )
     return RankStep(record.begin_s, record.end_s, events, record.first)
 

@@ -89,8 +89,8 @@ def describe(error: BaseException) -> str:
     cause = error.__cause__
     if cause is not None:
         text += f", caused by {one_line(cause)}"
-    place = place_of(error) or (place_of(cause) if cause is not None else "")
-    return f"{text} ({place})" if place else text
+    index = place_of(error) or (place_of(cause) if cause is not None else "")
+    return f"{text} ({index})" if index else text
 
 
 def place_of(error: BaseException) -> str:
@@ -100,13 +100,13 @@ def place_of(error: BaseException) -> str:
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}"
-    place, trace = "", error.__traceback__
+    index, trace = "", error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not file.startswith(_LIBRARIES):
-            place = f"{_shown(file)}:{trace.tb_lineno}"
+            index = f"{_shown(file)}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return place
+    return index
 
 
 def _shown(file: str) -> str:

@@ -284,14 +284,14 @@ def find_path(path: str | Path | None = None) -> Path:
     """
     if path is not None:
         check_type("machine", "path", path, (str, Path), "the path of a machine file")
-    place = default_path() if path is None else Path(path)
-    if not os.path.exists(place):  # False for a name that no file can have
-        where = "" if place == default_path() else f" -o {place}"
+    index = default_path() if path is None else Path(path)
+    if not os.path.exists(index):  # False for a name that no file can have
+        where = "" if index == default_path() else f" -o {index}"
         raise DlperfError(
-            f"{place}: there is no such machine file; dlperf calibrate{where} makes it "
+            f"{index}: there is no such machine file; dlperf calibrate{where} makes it "
             "(with --quick in less than a minute)"
         )
-    return place
+    return index
 
 
 # -- one writer at a time -------------------------------------------------------------------------
@@ -326,16 +326,16 @@ def _lock_file(path: Path) -> Path:
 
 
 def _acquire(path: Path, work: str) -> int:
-    place = _lock_file(path)
+    index = _lock_file(path)
     while True:
         try:
-            handle = os.open(place, os.O_RDWR | os.O_CREAT, 0o666)
+            handle = os.open(index, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             why = error.strerror or error
             raise DlperfError(f"{path}: cannot be written ({why}); choose another place") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_at(place, handle):  # its holder has removed it meanwhile
+            if not _is_at(index, handle):  # its holder has removed it meanwhile
                 os.close(handle)
                 continue
             os.truncate(handle, 0)

@@ -271,8 +271,8 @@ def op_to_json(op: Op, table: TensorTable) -> list[Any]:
 def op_from_record(row: OpRecord, tensors: Sequence[TensorSpec], entry: str) -> Op:
     """The operator call of a trace file's row, called `entry` in errors."""
     outputs = tuple(
-        tensor_numbered(number, tensors, f"{entry}.outputs[{place}]")
-        for place, number in enumerate(row.outputs)
+        tensor_numbered(number, tensors, f"{entry}.outputs[{index}]")
+        for index, number in enumerate(row.outputs)
     )
     args, kwargs = arguments_from_json(row.args, row.kwargs, tensors, entry)
     return Op(
@@ -306,7 +306,7 @@ def arguments_from_json(
         )
     except _Unfit:
         named = [
-            *((f"{entry}.args[{place}]", value) for place, value in enumerate(args)),
+            *((f"{entry}.args[{index}]", value) for index, value in enumerate(args)),
             *((f"{entry}.kwargs[{k!a}]", v) for k, v in kwargs.items()),
         ]
         _refuse_argument(named, tensors, _DEEPEST)
@@ -362,7 +362,7 @@ def _refuse_argument(
     )
     if isinstance(value, list) and depth:
         _refuse_argument(
-            [(f"{entry}[{place}]", one) for place, one in enumerate(value)], tensors, depth - 1
+            [(f"{entry}[{index}]", one) for index, one in enumerate(value)], tensors, depth - 1
         )
     if isinstance(value, dict) and list(value) == ["tensor"]:
         refuse(

@@ -250,18 +250,18 @@ def trace_from_record(record: TraceRecord, where: str = "") -> Trace:
             )
     n_ops = len(record.ops)
     for number, storage in enumerate(record.storages):
-        for name, place, most in (("born", storage.born, n_ops - 1), ("dies", storage.dies, n_ops)):
-            if place is not None and place > most:
+        for name, index, most in (("born", storage.born, n_ops - 1), ("dies", storage.dies, n_ops)):
+            if index is not None and index > most:
                 refuse(
                     f"{where}storages[{number}].{name}",
-                    place,
+                    index,
                     f"an operator's number, of which there are {n_ops}",
                 )
 
     def found(numbers: Sequence[int], entry: str) -> tuple[TensorSpec, ...]:
         return tuple(
-            tensor_numbered(number, tensors, f"{where}{entry}[{place}]")
-            for place, number in enumerate(numbers)
+            tensor_numbered(number, tensors, f"{where}{entry}[{index}]")
+            for index, number in enumerate(numbers)
         )
 
     check_unique(f"{where}layers[{{}}].name", [layer.name for layer in record.layers])
@@ -288,16 +288,16 @@ def trace_from_record(record: TraceRecord, where: str = "") -> Trace:
         Parameter(row.name, row.layer, spec, row.trained, row.sparse)
         for row, spec in zip(record.parameters, specs)
     )
-    for place, arrival in enumerate(record.arrivals):
+    for index, arrival in enumerate(record.arrivals):
         if arrival.parameter >= len(parameters):
             refuse(
-                f"{where}arrivals[{place}].parameter",
+                f"{where}arrivals[{index}].parameter",
                 arrival.parameter,
                 f"one of the {len(parameters)} parameters",
             )
         if arrival.n_ops > n_ops:
             refuse(
-                f"{where}arrivals[{place}].n_ops",
+                f"{where}arrivals[{index}].n_ops",
                 arrival.n_ops,
                 f"at most the number of operators, {n_ops}",
             )
@@ -343,14 +343,14 @@ def _check_layers(record: TraceRecord, where: str) -> None:
     owners = known | {parameter.layer for parameter in record.parameters}
     expected = "a layer of the trace"
     for number, layer in enumerate(record.layers):
-        for place, caller in enumerate(layer.callers):
+        for index, caller in enumerate(layer.callers):
             if caller.name not in known:
-                refuse(f"{where}layers[{number}].callers[{place}].name", caller.name, expected)
+                refuse(f"{where}layers[{number}].callers[{index}].name", caller.name, expected)
     for number, op in enumerate(record.ops):
         if op.phase == "forward" or record.parameters:
-            for place, share in enumerate(op.shares):
+            for index, share in enumerate(op.shares):
                 if share.layer not in owners:
-                    refuse(f"{where}ops[{number}].shares[{place}].layer", share.layer, expected)
+                    refuse(f"{where}ops[{number}].shares[{index}].layer", share.layer, expected)
             if op.layer not in owners:
                 refuse(f"{where}ops[{number}].layer", op.layer, expected)
 

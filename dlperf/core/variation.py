@@ -91,7 +91,7 @@ def slowest_factor(n: int, sigma: float, fraction: float = 0.5) -> float:
 
 def mean_factor(n: int, sigma: float, n_points: int = 99) -> float:
     """Mean of the slowest of n over its median, from evenly spaced quantiles."""
-    points = [slowest_factor(n, sigma, (place + 0.5) / n_points) for place in range(n_points)]
+    points = [slowest_factor(n, sigma, (index + 0.5) / n_points) for index in range(n_points)]
     return statistics.fmean(points) / slowest_factor(n, sigma)
 
 

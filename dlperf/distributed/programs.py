@@ -131,7 +131,7 @@ def recorded_segments(trace: Communication) -> tuple[tuple[Segment, ...], list[s
         for steps, offset in zip(trace.steps, known)
     ]
     builder = _Builder(trace, offsets)
-    segments = tuple(builder.segment(places) for places in _consecutive(trace))
+    segments = tuple(builder.segment(indices) for indices in _consecutive(trace))
     if builder.n_unmatched:
         notes.append(
             f"{builder.n_unmatched} wait(s) for calls that were not launched by all ranks within"
@@ -143,13 +143,13 @@ def recorded_segments(trace: Communication) -> tuple[tuple[Segment, ...], list[s
 def _consecutive(trace: Communication) -> Iterator[range]:
     """Ranges of steps that begin, on every rank, where the previous step ended."""
     begin = 0
-    for place in range(1, trace.n_steps + 1):
-        if place == trace.n_steps or any(
-            steps[place].begin_s - steps[place - 1].end_s > _GAP_FRAC * steps[place].seconds
+    for index in range(1, trace.n_steps + 1):
+        if index == trace.n_steps or any(
+            steps[index].begin_s - steps[index - 1].end_s > _GAP_FRAC * steps[index].seconds
             for steps in trace.steps
         ):
-            yield range(begin, place)
-            begin = place
+            yield range(begin, index)
+            begin = index
 
 
 class _Builder:
@@ -170,10 +170,10 @@ class _Builder:
             (
                 m
                 for m in self.trace.meetings
-                if m.complete and all(place in places for _, place, _ in m.launches)
+                if m.complete and all(index in places for _, index, _ in m.launches)
             ),
             key=lambda m: min(
-                self.time(rank, place, event.at_s) for rank, place, event in m.launches
+                self.time(rank, index, event.at_s) for rank, index, event in m.launches
             ),
         )
         calls = self.calls(meetings)
@@ -187,7 +187,7 @@ class _Builder:
         )
         starts = tuple(self.time(rank, places.start, 0.0) for rank in range(self.trace.n_ranks))
         return Segment(
-            tuple(self.trace.steps[0][place].first for place in places), calls, pieces, starts
+            tuple(self.trace.steps[0][index].first for index in places), calls, pieces, starts
         )
 
     def calls(self, meetings: Sequence[Meeting]) -> tuple[Call, ...]:
@@ -197,7 +197,7 @@ class _Builder:
         found = []
         for meeting in meetings:
             start = max(
-                self.time(rank, place, event.at_s) for rank, place, event in meeting.launches
+                self.time(rank, index, event.at_s) for rank, index, event in meeting.launches
             )
             if meeting.kind not in MESSAGES and len(ends[meeting.group]) >= n_lanes:
                 start = max(start, sorted(ends[meeting.group])[-n_lanes])
@@ -230,8 +230,8 @@ class _Builder:
         }
         # a completion may be told late, yet no wait for the call ends before it
         done = [
-            min(self.time(rank, place, event.done_s), waited.get(rank, math.inf))
-            for rank, place, event in needing
+            min(self.time(rank, index, event.done_s), waited.get(rank, math.inf))
+            for rank, index, event in needing
             if event.done_s is not None
         ]
         if done:
@@ -247,11 +247,11 @@ class _Builder:
     ) -> Iterator[Piece]:
         now = self.time(rank, places.start, 0.0)
         yield Mark()
-        for place in places:
-            for event in self.trace.steps[rank][place].events:
+        for index in places:
+            for event in self.trace.steps[rank][index].events:
                 at, until = (
-                    self.time(rank, place, event.at_s),
-                    self.time(rank, place, event.until_s),
+                    self.time(rank, index, event.at_s),
+                    self.time(rank, index, event.until_s),
                 )
                 yield LocalWork(now, max(now, at), is_computing=True)
                 number = numbers.get((rank, event.call))
@@ -264,7 +264,7 @@ class _Builder:
                     at = min(max(at, calls[number].end_s), until)
                 yield LocalWork(at, until)
                 now = until
-            end = self.time(rank, place, self.trace.steps[rank][place].seconds)
+            end = self.time(rank, index, self.trace.steps[rank][index].seconds)
             yield LocalWork(now, max(now, end), is_computing=True)
             yield Mark()
             now = end

@@ -101,8 +101,8 @@ def _waiting_s(
         return 0.0
     start = own + begin_s + wait.at_s
     launched = [
-        offset + trace.steps[other][place].begin_s + launch.at_s
-        for other, place, launch in meeting.launches
+        offset + trace.steps[other][index].begin_s + launch.at_s
+        for other, index, launch in meeting.launches
         if (offset := offsets[other]) is not None and depends(meeting, rank, other)
     ]
     return min(max([start, *launched]) - start, wait.seconds)
@@ -151,8 +151,8 @@ def _ends(trace: Communication) -> list[dict[int, tuple[float, float]]]:
     for number, meeting in enumerate(trace.meetings):
         if meeting.kind in MESSAGES or meeting.kind in ROOTED or not meeting.complete:
             continue
-        for rank, place, launch in meeting.launches:
-            begin_s = trace.steps[rank][place].begin_s
+        for rank, index, launch in meeting.launches:
+            begin_s = trace.steps[rank][index].begin_s
             end_s = (
                 waits.get((rank, launch.call)) if launch.done_s is None else begin_s + launch.done_s
             )

@@ -151,8 +151,8 @@ class ScalingScenario:
         return tuple(
             sorted(
                 {
-                    min(sizes, key=lambda size: abs(math.log(size / (sizes[0] * ratio**place))))
-                    for place in range(MOST_RECORDINGS)
+                    min(sizes, key=lambda size: abs(math.log(size / (sizes[0] * ratio**index))))
+                    for index in range(MOST_RECORDINGS)
                 }
             )
         )

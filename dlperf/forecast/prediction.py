@@ -122,7 +122,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         does not support), flops, bytes (of all phases), bound and source (those of the row's
         largest share of time).
         """
-        order = {layer.name: (place, layer.type) for place, layer in enumerate(self.trace.layers)}
+        order = {layer.name: (index, layer.type) for index, layer in enumerate(self.trace.layers)}
         seconds: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PHASES, 0.0))
         for item in self.prices.items:
             if item.phase != "zero_grad":

@@ -216,8 +216,8 @@ def latency_s(kind: str, algorithm: str, protocol: str, system: NcclSystem) -> f
     15.0
     """
     _known(kind, algorithm, protocol)
-    place, inside = PROTOCOLS.index(protocol), "nvlink" if system.nvlink else "pci"
-    intra, inter = _HOP_US[inside, algorithm][place], _HOP_US["network", algorithm][place]
+    index, inside = PROTOCOLS.index(protocol), "nvlink" if system.nvlink else "pci"
+    intra, inter = _HOP_US[inside, algorithm][index], _HOP_US["network", algorithm][index]
     inter += (
         system.network_latency_s / _MICRO * (2 if protocol == "Simple" else 1)
     )  # Simple flushes as well
@@ -225,7 +225,7 @@ def latency_s(kind: str, algorithm: str, protocol: str, system: NcclSystem) -> f
     if algorithm == "tree":
         hops = 2 * ((per_node - 1) * intra + (system.n_nodes.bit_length() - 1) * inter)
     elif kind == "broadcast":
-        hops = _HOP_US["network" if system.n_nodes > 1 else inside, algorithm][place]
+        hops = _HOP_US["network" if system.n_nodes > 1 else inside, algorithm][index]
     else:
         n_inter = (
             0
@@ -239,7 +239,7 @@ def latency_s(kind: str, algorithm: str, protocol: str, system: NcclSystem) -> f
                 intra, (2.0 if system.amd_cpu else 1.0) * (3 if protocol == "Simple" else 1)
             )  # posting to the network
         hops = (_steps(kind, system.n_ranks) - n_inter) * intra + n_inter * inter
-    return (_BASE_US[algorithm][place] + hops) * _MICRO
+    return (_BASE_US[algorithm][index] + hops) * _MICRO
 
 
 @formula()

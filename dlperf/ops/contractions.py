@@ -69,9 +69,9 @@ def trilinear(op: Op) -> int:
     full index space.
     """
     full: list[int] = []
-    for place in range(3):
-        sizes = list(tensor(op, place).shape)
-        for dim in sorted(argument(op, 3 + place, f"expand{place + 1}", ())):
+    for index in range(3):
+        sizes = list(tensor(op, index).shape)
+        for dim in sorted(argument(op, 3 + index, f"expand{index + 1}", ())):
             sizes.insert(dim, 1)
         full = [max(a, b) for a, b in zip(full, sizes)] if full else sizes
     return 3 * math.prod(full)
@@ -332,7 +332,7 @@ def einsum(op: Op) -> int:
         n_more = len(spec.shape) - len(term.replace("...", ""))
         indices = (
             list(term.split("...")[0])
-            + [f"...{place}" for place in range(-n_more, 0)]
+            + [f"...{index}" for index in range(-n_more, 0)]
             + list("".join(term.split("...")[1:]))
         )
         for index, size in zip(indices, spec.shape):

@@ -84,7 +84,7 @@ def _read(op: Op) -> tuple[TensorSpec, ...]:
     unread = _UNREAD.get(op.packet)
     if unread is None and not any(key in _DESTINATIONS for key, _ in op.kwargs):
         return op.inputs
-    kept = tuple(value for place, value in enumerate(op.args) if place != unread)
+    kept = tuple(value for index, value in enumerate(op.args) if index != unread)
     return (
         *tensors_in(kept),
         *tensors_in(tuple(value for key, value in op.kwargs if key not in _DESTINATIONS)),
@@ -161,8 +161,8 @@ def _scatter(op: Op, n_values: int, moved: int, accumulates: bool) -> int:
     accumulates; out of place the whole tensor is copied first.
     """
     target = tensor(op, 0)
-    places = n_values * target.item_bytes * (2 if accumulates else 1)
-    return moved + places + (0 if is_in_place(op.packet) else target.nbytes + _packed(target))
+    indices = n_values * target.item_bytes * (2 if accumulates else 1)
+    return moved + indices + (0 if is_in_place(op.packet) else target.nbytes + _packed(target))
 
 
 @byte_formula("aten.index_put", "aten._index_put_impl", "aten._unsafe_index_put")

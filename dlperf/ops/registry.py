@@ -84,16 +84,16 @@ def find(table: Mapping[str, Value], packet: str) -> Value | None:
     return next((table[name] for name in names_of(packet) if name in table), None)
 
 
-def argument(op: Op, place: int, name: str, default: Any = None) -> Any:
-    """Argument by its place in the schema, or by keyword; `default` where the call omits it."""
-    return op.args[place] if place < len(op.args) else dict(op.kwargs).get(name, default)
+def argument(op: Op, index: int, name: str, default: Any = None) -> Any:
+    """Argument by its index in the schema, or by keyword; `default` where the call omits it."""
+    return op.args[index] if index < len(op.args) else dict(op.kwargs).get(name, default)
 
 
-def tensor(op: Op, place: int, name: str = "") -> TensorSpec:
+def tensor(op: Op, index: int, name: str = "") -> TensorSpec:
     """A tensor argument. Raises DlperfError if the trace holds something else there."""
-    value = argument(op, place, name)
+    value = argument(op, index, name)
     if not isinstance(value, TensorSpec):
-        raise DlperfError(f"trace: argument {place} of {op.name} is {value!r}; expected a tensor")
+        raise DlperfError(f"trace: argument {index} of {op.name} is {value!r}; expected a tensor")
     return value
 
 
@@ -107,9 +107,9 @@ def n_first_in(op: Op) -> int:
     return op.inputs[0].numel if op.inputs else 0
 
 
-def n_tensor(place: int) -> Callable[[Op], int]:
-    """Function that gives the elements of the tensor argument at `place`."""
-    return lambda op: tensor(op, place).numel
+def n_tensor(index: int) -> Callable[[Op], int]:
+    """Function that gives the elements of the tensor argument at `index`."""
+    return lambda op: tensor(op, index).numel
 
 
 def n_larger(op: Op) -> int:

@@ -174,8 +174,8 @@ class LayerTraffic:
         rates, moved, names = self._aligned(roofs)
         if self.compute_s is None or not rates or not (self.flops or any(moved)):
             return None
-        place = int(memory_hierarchy.binding_level(self.compute_s, moved, rates))
-        return "compute" if place == memory_hierarchy.COMPUTE else names[place]
+        index = int(memory_hierarchy.binding_level(self.compute_s, moved, rates))
+        return "compute" if index == memory_hierarchy.COMPUTE else names[index]
 
     def least_s(self, roofs: Roofs) -> float | None:
         """The least time under all roofs, in seconds; None where no roof is known."""

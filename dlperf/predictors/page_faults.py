@@ -38,11 +38,11 @@ def cold_faults(
     found: list[float] = []
     for step in range(2):
         found = []
-        for place in range(n):
-            at = float(begin_s[step * n + place])
-            if simulated.released and simulated.released[place]:
-                free.append((simulated.released[place], at))
-            left, counted = simulated.faults[place], 0.0
+        for index in range(n):
+            at = float(begin_s[step * n + index])
+            if simulated.released and simulated.released[index]:
+                free.append((simulated.released[index], at))
+            left, counted = simulated.faults[index], 0.0
             while left > 0 and free:
                 pages, since = free.pop()
                 taken = min(pages, left)

@@ -222,7 +222,7 @@ def _bounds(trace: Trace, machine: Machine, threads: int) -> dict[tuple[str, str
     sums: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for item in Roofline().price(trace, machine, threads).items:
         sums[item.layer, item.phase][item.bound] += item.seconds
-    return {place: max(found, key=lambda bound: found[bound]) for place, found in sums.items()}
+    return {index: max(found, key=lambda bound: found[bound]) for index, found in sums.items()}
 
 
 def _peak(trace: Trace, machine: Machine, malloc: str) -> int:

@@ -57,9 +57,9 @@ def _lanes(op: Op) -> Iterator[tuple[Argument, ...]]:
     if not (op.args and isinstance(op.args[0], tuple)):
         yield op.args
         return
-    for place in range(len(op.args[0])):
+    for index in range(len(op.args[0])):
         yield tuple(
-            (value[place] if place < len(value) else None) if isinstance(value, tuple) else value
+            (value[index] if index < len(value) else None) if isinstance(value, tuple) else value
             for value in op.args
         )
 

@@ -65,7 +65,7 @@ class LayerProbe:
         self._layers = layer_names(model)  # keeps the modules, so that their ids stay their own
         self.names = [(name, type(module).__name__) for module, name in self._layers.items()]
         self.overhead = overhead
-        self._index = {id(module): place for place, module in enumerate(self._layers)}
+        self._index = {id(module): index for index, module in enumerate(self._layers)}
         self._clock = clock
         self._thread = threading.get_ident()
         # not emptied between steps: its growth would move the heap under the step

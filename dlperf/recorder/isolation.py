@@ -44,13 +44,13 @@ class ExternalState:
             self._note(value)
         if func not in self._written:
             self._written[func] = [
-                (None if argument.kwarg_only else place, argument.name)
-                for place, argument in enumerate(func._schema.arguments)
+                (None if argument.kwarg_only else index, argument.name)
+                for index, argument in enumerate(func._schema.arguments)
                 if argument.alias_info is not None and argument.alias_info.is_write
             ]
-        for place, name in self._written[func]:
-            if place is not None and place < len(args):
-                self._save(args[place])
+        for index, name in self._written[func]:
+            if index is not None and index < len(args):
+                self._save(args[index])
             if name in kwargs:
                 self._save(kwargs[name])
 

@@ -145,11 +145,11 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         grad = number > self._number and torch.is_grad_enabled()
         self._number = number
         shares: tuple[tuple[str, float], ...] = ()
-        layer, place = self._stack.root, -1
+        layer, index = self._stack.root, -1
         if self.phase == "forward":
             layer = self._stack.top
         elif self.phase == "backward":
-            layer, place = self._stack.backward_layer(node), self._stack.ordinal(node)
+            layer, index = self._stack.backward_layer(node), self._stack.ordinal(node)
         elif self.owners is not None:
             operands = args + tuple([value for _, value in kwargs])
             if self.is_owned_only and not self.owners.own_any(operands):
@@ -158,7 +158,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if grad:
             self._stack.mark(number - 1, layer)
         self.ops.append(
-            Op(_name(func), args, kwargs, outputs, self.phase, layer, place, grad, shares)
+            Op(_name(func), args, kwargs, outputs, self.phase, layer, index, grad, shares)
         )
 
     def _argument(self, value: Any) -> Argument:

@@ -217,9 +217,9 @@ def _group_line(columns: Sequence[Column], widths: Sequence[int]) -> str:
     """The title of each group in the middle of its columns' width."""
     parts = []
     for _, own in groupby(range(len(columns)), key=lambda i: columns[i].group or i):
-        places = list(own)
-        title = columns[places[0]].group
-        size = sum(widths[place] for place in places) + len(places) - 1
+        indices = list(own)
+        title = columns[indices[0]].group
+        size = sum(widths[index] for index in indices) + len(indices) - 1
         fits = title and size >= len(title) + 2
         parts.append(f" {title} ".center(size, "-") if fits else title[:size].ljust(size))
     return " ".join(parts).rstrip()

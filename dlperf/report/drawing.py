@@ -220,22 +220,22 @@ def label_points(
         sample = ax.text(label.x, label.y, label.text, fontsize=size)
         extent = sample.get_window_extent(renderer)
         sample.remove()
-        for place in (*_PLACES[label.left_first], *_FAR_PLACES):
-            aligned = extent.size * [_ALIGNED[name] for name in place[2:]]
-            box = Bbox.from_bounds(*own + pixels * np.array(place[:2]) - aligned, *extent.size)
+        for index in (*_PLACES[label.left_first], *_FAR_PLACES):
+            aligned = extent.size * [_ALIGNED[name] for name in index[2:]]
+            box = Bbox.from_bounds(*own + pixels * np.array(index[:2]) - aligned, *extent.size)
             leaves = (box.min < frame.min).any() or (box.max > frame.max).any()
             if leaves or box.padded(4).count_contains(others) or any(map(box.overlaps, taken)):
                 continue
             text = ax.annotate(
                 label.text,
                 (label.x, label.y),
-                xytext=place[:2],
+                xytext=index[:2],
                 textcoords="offset points",
-                ha=place[2],
-                va=place[3],
+                ha=index[2],
+                va=index[3],
                 fontsize=size,
                 zorder=5,
-                arrowprops=_LEADER if place in _FAR_PLACES else None,
+                arrowprops=_LEADER if index in _FAR_PLACES else None,
             )
             text.set_in_layout(False)
             text.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
@@ -376,8 +376,8 @@ def draw_series(
     lines = []
     for number, series in enumerate(dict.fromkeys(p.series for p in points)):
         mark, color = SERIES[number % len(SERIES)]
-        places = [[getattr(p, name) for name in names] for p in points if p.series == series]
-        finite = np.array([place for place in places if np.isfinite(place).all()])
+        indices = [[getattr(p, name) for name in names] for p in points if p.series == series]
+        finite = np.array([index for index in indices if np.isfinite(index).all()])
         own: dict[str, Any] = {"marker": mark, "color": color, "label": plain(series)}
         own["linewidth"] = 0.8 if series else 0.0
         lines += ax.plot(*scale(finite.reshape(-1, len(names)).T), **{**own, **style})

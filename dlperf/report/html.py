@@ -32,9 +32,9 @@ def _classes(table: Table) -> list[str]:
     return [
         " ".join(
             ["left"] * column.align_left
-            + ["first"] * (place > 0 and column.group != table.columns[place - 1].group)
+            + ["first"] * (index > 0 and column.group != table.columns[index - 1].group)
         )
-        for place, column in enumerate(table.columns)
+        for index, column in enumerate(table.columns)
     ]
 
 

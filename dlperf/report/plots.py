@@ -126,7 +126,7 @@ def layers_figure(report: StepComparison) -> Figure:
         ax.set_title(phase + who)
         ax.tick_params(axis="y", length=0)
         values = []
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             times = [
                 rows[name].phase(phase) or _NOTHING if name in rows else _NOTHING
                 for rows in by_predictor
@@ -139,7 +139,7 @@ def layers_figure(report: StepComparison) -> Figure:
             has_work = any(t.has_work for t in times)
             bars.append((actual_s, has_work, {"color": ACTUAL_COLOR}, "not measured"))
             for i, (seconds, is_gap, style, remark) in enumerate(bars):
-                y = place - 0.4 + 0.8 * (i + 0.5) / n_bars
+                y = index - 0.4 + 0.8 * (i + 0.5) / n_bars
                 if seconds:
                     ax.barh(y, seconds, 0.8 / n_bars, **style)
                     values.append(seconds)

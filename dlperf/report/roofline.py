@@ -139,9 +139,9 @@ def roofline_figure(report: StepComparison) -> Figure | None:
     figure = new_figure(8.2 + 1.8 * n_columns, 6.0)
     ax = figure.subplots()
     handles = _draw_roofs(ax, points, roofs, lines, (4, 6, 2, 2.5))
-    places = [(point.intensities["operands"], point.flops_per_s) for point in points]
+    indices = [(point.intensities["operands"], point.flops_per_s) for point in points]
     for phase in phases_of(report.inference):
-        mine = [place for place, point in zip(places, points) if point.phase == phase]
+        mine = [index for index, point in zip(indices, points) if point.phase == phase]
         if mine:
             handles += ax.plot(
                 *zip(*mine),
@@ -165,13 +165,13 @@ def roofline_figure(report: StepComparison) -> Figure | None:
     ax.set_title("\n".join(title))
     labels = [
         PointLabel(
-            *places[group[0]],
+            *indices[group[0]],
             textwrap.fill(number_list(numbers[points[one].layer] for one in group), 16),
         )
-        for group in group_points(ax, places)
+        for group in group_points(ax, indices)
     ]
     label_lines(ax, [(line.flops_per_s, line.text) for line in lines])
-    label_points(ax, labels, places, size=7.5)
+    label_points(ax, labels, indices, size=7.5)
     if not points:
         empty(ax, "no measured layer has FLOPs and bytes to draw")
     return figure

@@ -246,8 +246,8 @@ def reports_to_csv(reports: Sequence[StepComparison]) -> str:
             created=report.created,
             command=report.command,
         )
-        for place, name in enumerate(("target", "batch_size", "threads")):
-            frame.insert(place, name, getattr(report if place < 2 else measurement, name))
+        for index, name in enumerate(("target", "batch_size", "threads")):
+            frame.insert(index, name, getattr(report if index < 2 else measurement, name))
         frames.append(frame)
     return frame_to_csv(pd.concat(frames, ignore_index=True))
 

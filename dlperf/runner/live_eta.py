@@ -285,12 +285,12 @@ class LiveEta:
         """The steps since the last renewal, without pauses and the starts of loaders."""
         epochs = self._epochs()
         marked, since, n_before = self._mark
-        place = 0
+        index = 0
         if self.is_epoch:
-            places = (i for i, epoch in enumerate(epochs) if epoch is marked)
-            place = next(places, len(epochs) - 1)
-        seconds, n = epochs[place].ended - since, epochs[place].n_steps - n_before
-        for epoch in epochs[place + 1 :]:
+            indices = (i for i, epoch in enumerate(epochs) if epoch is marked)
+            index = next(indices, len(epochs) - 1)
+        seconds, n = epochs[index].ended - since, epochs[index].n_steps - n_before
+        for epoch in epochs[index + 1 :]:
             if epoch.first is not None:
                 seconds, n = seconds + epoch.ended - epoch.first, n + epoch.n_steps - 1
         if n > 0 and seconds > 0:

@@ -166,8 +166,8 @@ def _rounds(steps: Sequence[ObservedStep], passes: int) -> list[float]:
     if sum(step.waited_s for step in since) <= _WAITS_FRAC * sum(step.interval_s for step in since):
         return []
     return [
-        statistics.fmean(step.interval_s for step in since[place : place + length])
-        for place in range(0, len(since), length)
+        statistics.fmean(step.interval_s for step in since[index : index + length])
+        for index in range(0, len(since), length)
     ]
 
 
@@ -194,18 +194,18 @@ def arrivals(steps: Sequence[ObservedStep], passes: int = 1) -> Arrivals | None:
     """
     if any(step.n_loaded is None for step in steps) or steps[-1].idle:
         return None
-    begin = max((place for place, step in enumerate(steps) if step.idle), default=0)
+    begin = max((index for index, step in enumerate(steps) if step.idle), default=0)
     counts = [float(step.n_loaded or 0) for step in steps[begin:]]
     intervals_s = [step.interval_s for step in steps[begin + 1 :]]
     times = list(itertools.accumulate(intervals_s, initial=0.0))
     if len(counts) < _FEWEST_POINTS or counts[-1] == counts[0] or times[-1] <= 0:
         return None
-    places = range(len(counts))
-    per_step = statistics.linear_regression(places, counts).slope
+    indices = range(len(counts))
+    per_step = statistics.linear_regression(indices, counts).slope
     per_s = statistics.linear_regression(times, counts).slope
     if min(per_step, per_s) <= 0:
         return None
-    squares = math.fsum((place - statistics.fmean(places)) ** 2 for place in places)
+    squares = math.fsum((index - statistics.fmean(indices)) ** 2 for index in indices)
     error = steps[-1].n_workers / math.sqrt(12 * squares)
     off, drain = Z90 * error / per_step, passes - per_step
     least_per_s = per_s * max(1 / len(counts), 1 - off)

@@ -225,11 +225,11 @@ def find_machine(path: str | Path | None) -> Machine | None:
     """
     from dlperf.core.machine import Machine
 
-    place = Path(path) if path is not None else default_path()
-    if path is not None or os.path.exists(place):
-        return Machine.load(place)
+    index = Path(path) if path is not None else default_path()
+    if path is not None or os.path.exists(index):
+        return Machine.load(index)
     streams.log(
-        f"this machine has not been measured; doing so quickly, once, into {place} (dlperf"
+        f"this machine has not been measured; doing so quickly, once, into {index} (dlperf"
         " calibrate does it better)"
     )
     # a folder named dlperf beside the script is not this package
@@ -238,9 +238,9 @@ def find_machine(path: str | Path | None) -> Machine | None:
         " run_name='__main__', alter_sys=True)"
     )
     home = str(Path(__file__).resolve().parents[2])
-    options = ["calibrate", "--quick", "--threads", "1", "-o", str(place)]
+    options = ["calibrate", "--quick", "--threads", "1", "-o", str(index)]
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        index.parent.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
             [sys.executable, "-c", start, home, *options],
             stdout=sys.stderr,
@@ -248,7 +248,7 @@ def find_machine(path: str | Path | None) -> Machine | None:
             check=False,
         )
         if done.returncode == 0:
-            return Machine.load(place)
+            return Machine.load(index)
         reason = f"status {done.returncode}"
     except (OSError, DlperfError) as error:
         reason = str(error)

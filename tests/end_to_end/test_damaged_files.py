@@ -195,7 +195,7 @@ def places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if isinstance(data, list)
         else ()
     )
-    return [place for key, value in inner for place in ((*path, key), *places(value, (*path, key)))]
+    return [index for key, value in inner for index in ((*path, key), *places(value, (*path, key)))]
 
 
 def varied(found: list[tuple[Any, ...]]) -> dict[str, list[tuple[Any, ...]]]:
@@ -204,8 +204,8 @@ def varied(found: list[tuple[Any, ...]]) -> dict[str, list[tuple[Any, ...]]]:
     for path in found:
         kinds.setdefault(
             ".".join(
-                "*" if isinstance(part, int) and place < len(path) - 1 else str(part)
-                for place, part in enumerate(path)
+                "*" if isinstance(part, int) and index < len(path) - 1 else str(part)
+                for index, part in enumerate(path)
             ),
             [],
         ).append(path)

@@ -196,7 +196,7 @@ def test_weights_are_the_mean_of_the_workers(tmp_path):
         model = network.build()
         inputs, wanted = (
             torch.stack(parts)
-            for parts in zip(*(splits.train[place] for place in share(4, rank, 2)))
+            for parts in zip(*(splits.train[index] for index in share(4, rank, 2)))
         )
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         network.loss(model(inputs), wanted).backward()  # one batch holds a worker's whole share
@@ -206,7 +206,7 @@ def test_weights_are_the_mean_of_the_workers(tmp_path):
         for mean, other in zip(models[0].parameters(), models[1].parameters()):
             mean.add_(other).div_(2)
         inputs, wanted = (
-            torch.stack(parts) for parts in zip(*(splits.validation[place] for place in range(2)))
+            torch.stack(parts) for parts in zip(*(splits.validation[index] for index in range(2)))
         )
         expected = float(network.loss(models[0](inputs), wanted))
     assert float(re.search(r"validation loss ([0-9.]+)", done.stdout)[1]) == pytest.approx(

@@ -278,15 +278,15 @@ class Sorting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.scores(x)
-        values, places = scores.topk(6, 1)
+        values, indices = scores.topk(6, 1)
         ordered, order = scores.sort(1)
-        chosen = self.table[places].mul(values.unsqueeze(-1)).sum(1)
+        chosen = self.table[indices].mul(values.unsqueeze(-1)).sum(1)
         spread = torch.zeros_like(scores).scatter_add(1, order, ordered.cumsum(1))
-        picked = torch.gather(spread, 1, places)
+        picked = torch.gather(spread, 1, indices)
         pooled = torch.zeros(4, 6).index_add(0, torch.arange(x.shape[0]) % 4, picked)
         best = torch.where(scores > scores.median(1, keepdim=True)[0], scores, -scores).amax(1)
         rolled = torch.roll(chosen, 1, 1).flip(1).clamp(-1, 1)
-        return rolled.sum(1) + best + pooled.prod(1).sum() + F.one_hot(places, 24).sum()
+        return rolled.sum(1) + best + pooled.prod(1).sum() + F.one_hot(indices, 24).sum()
 
 
 def sorting(batch_size: int) -> Built:

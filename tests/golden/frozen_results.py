@@ -68,8 +68,8 @@ def differences(old: Any, new: Any, path: str = "", tolerance: float = EXACT) ->
     elif isinstance(old, list) and isinstance(new, list):
         if len(old) != len(new):
             yield f"{path}: {len(old)} entries -> {len(new)}"
-        for place, (one, other) in enumerate(zip(old, new)):
-            yield from differences(one, other, f"{path}[{place}]", tolerance)
+        for index, (one, other) in enumerate(zip(old, new)):
+            yield from differences(one, other, f"{path}[{index}]", tolerance)
     elif not _equal(old, new, tolerance):
         yield f"{path}: {old!r} -> {new!r}"
 

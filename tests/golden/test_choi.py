@@ -55,8 +55,8 @@ def test_parameters_agree_with_each_other() -> None:
     and a further sender adds less than the first.
     """
     for system in choi.SYSTEMS:
-        for place, (_, base, added) in system.max_rate.items():
-            assert 0.7 < float(base) * float(system.postal[place][1]) < 1.4, (system.name, place)
+        for index, (_, base, added) in system.max_rate.items():
+            assert 0.7 < float(base) * float(system.postal[index][1]) < 1.4, (system.name, index)
             assert float(added) < float(base)
 
 

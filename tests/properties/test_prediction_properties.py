@@ -119,7 +119,7 @@ def test_rows_add_up_sources_are_known_and_the_interval_holds_the_step(
 ) -> None:
     ops = [
         *forward,
-        *(replace(op, phase="backward", node=place) for place, op in enumerate(backward)),
+        *(replace(op, phase="backward", node=index) for index, op in enumerate(backward)),
     ]
     found = predict(trace(*ops, inference=False), machine(COSTS), threads=threads)
     step, total = found.step, total_s(found)
@@ -166,7 +166,7 @@ def test_far_outside_is_extrapolated(octaves: int, axis: int) -> None:
 def _referring(trace: Trace) -> Trace:
     """The trace with layers of different names, which its callers and operators refer to."""
     layers = tuple(
-        replace(layer, name=f"{place}{layer.name}") for place, layer in enumerate(trace.layers)
+        replace(layer, name=f"{index}{layer.name}") for index, layer in enumerate(trace.layers)
     )
     names = ("", *(layer.name for layer in layers))
     return replace(

@@ -102,9 +102,9 @@ class Network:
 
     def transfer_one(self) -> None:
         begins = [self._begin_s(*pair) for pair in self.matched]
-        place = int(np.argmin(begins))  # the first posted of those that begin at the same time
-        begin = begins[place]
-        send, recv = self.matched.pop(place)
+        index = int(np.argmin(begins))  # the first posted of those that begin at the same time
+        begin = begins[index]
+        send, recv = self.matched.pop(index)
         link = self.link_between(send.rank, send.peer)
         assert send.payload is not None
         busy = link.s_per_byte * send.payload.nbytes + (

@@ -489,6 +489,6 @@ def test_as_the_library_does(policy: str) -> None:
         env={**environment, **settings},
     )
     theirs = json.loads(done.stdout)
-    for place, size in enumerate(sizes):
-        last_round = theirs[10 * place + 8]
+    for index, size in enumerate(sizes):
+        last_round = theirs[10 * index + 8]
         assert last_round == pytest.approx(steady_faults(policy, size), abs=8), f"{size} bytes"

@@ -425,8 +425,8 @@ def test_roots_of_zero_take_longer() -> None:
 def test_a_modules_code_is_as_cold_as_its_operators() -> None:
     # In place on 1 MiB each, in turn: 1 MiB of the other between two calls of either.
     ops = [
-        Op(f"aten.{name}.default", (T(2**18, storage=place),), layer=name)
-        for place, name in enumerate(("relu_", "abs_"))
+        Op(f"aten.{name}.default", (T(2**18, storage=index),), layer=name)
+        for index, name in enumerate(("relu_", "abs_"))
     ]
     step = trace(*ops, storages=(Storage(MIB, kind="input"), Storage(MIB, kind="input")))
     warm, cold = (
@@ -502,8 +502,8 @@ def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:
     n = MIB
     product = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((2e-3,)))
     first, other = (
-        Op("aten.relu_.default", (T(size, storage=place),), layer=f"act{place}")
-        for place, size in enumerate((n, 2 * n))
+        Op("aten.relu_.default", (T(size, storage=index),), layer=f"act{index}")
+        for index, size in enumerate((n, 2 * n))
     )
     kept = machine(FAR, extra=(product,))
     lost = replace(kept, costs=(*kept.costs, *residency({2: 1.0, 6: 3.0})))
@@ -552,8 +552,8 @@ def test_code_that_a_shared_cache_forgot_comes_from_memory() -> None:
     """
     product = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((2e-3,)))
     ops = [
-        Op(f"aten.{name}.default", (T(MIB, storage=place),), layer=name)
-        for place, name in enumerate(("relu_", "abs_"))
+        Op(f"aten.{name}.default", (T(MIB, storage=index),), layer=name)
+        for index, name in enumerate(("relu_", "abs_"))
     ]
     step = trace(ops[0], product.op, ops[1], storages=(Storage(4 * MIB, kind="input"),) * 2)
     cold = {
@@ -587,8 +587,8 @@ def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
     """
     n = MIB
     first, other = (
-        Op("aten.relu_.default", (T(size, storage=place),), layer=f"act{place}")
-        for place, size in enumerate((n, 2 * n))
+        Op("aten.relu_.default", (T(size, storage=index),), layer=f"act{index}")
+        for index, size in enumerate((n, 2 * n))
     )
     step = trace(
         first, other, storages=(Storage(4 * n, kind="input"), Storage(8 * n, kind="input"))
@@ -954,14 +954,14 @@ def of_surface(hyperparameters: Hyperparameters) -> Hyperparameters:
 def test_a_surface_passes_near_its_points_by_as_much_as_they_are_noisy() -> None:
     n, t = np.array([4.0, 64.0, 1024.0, 4096.0]), np.array([1e-6, 5e-6, 6e-6, 5e-5])
     terms = np.stack([np.ones(4), n], axis=1)
-    places = np.log2(n)[:, None]
-    exact = KernelModel.fit(places, terms, t, of_surface(Hyperparameters((1.5,), 1.0, 1e-6)))
-    found, inside = exact.predict(places, terms)
+    indices = np.log2(n)[:, None]
+    exact = KernelModel.fit(indices, terms, t, of_surface(Hyperparameters((1.5,), 1.0, 1e-6)))
+    found, inside = exact.predict(indices, terms)
     assert found == pytest.approx(t, rel=1e-6)
     assert inside.all()
     noisy, _ = KernelModel.fit(
-        places, terms, t, of_surface(Hyperparameters((1.5,), 1.0, 0.3))
-    ).predict(places, terms)
+        indices, terms, t, of_surface(Hyperparameters((1.5,), 1.0, 0.3))
+    ).predict(indices, terms)
     base = terms @ exact.weights
     assert np.all(np.abs(np.log(noisy / base)) < np.abs(np.log(t / base)) + 0.1)
 
@@ -969,21 +969,21 @@ def test_a_surface_passes_near_its_points_by_as_much_as_they_are_noisy() -> None
 def test_held_out_residuals_are_those_of_fits_without_the_point() -> None:
     # the closed form against leaving each point out by hand, with the same first approximation
     rng = np.random.default_rng(1)
-    places, residuals = rng.uniform(0, 8, (9, 2)), rng.normal(0, 0.1, 9)
+    indices, residuals = rng.uniform(0, 8, (9, 2)), rng.normal(0, 0.1, 9)
     hyperparameters = Hyperparameters(
         (2.0, 3.0), 0.4, 0.2
     )  # noise enough for no point to be surprising
     ones = np.ones((9, 1))
-    found = KernelModel.fit(places, ones, np.exp(residuals), of_surface(hyperparameters))
+    found = KernelModel.fit(indices, ones, np.exp(residuals), of_surface(hyperparameters))
     level = math.log(float(found.weights[0]))
-    for place in range(9):
-        rest = np.delete(np.arange(9), place)
-        covariance = hyperparameters.covariance(places[rest], places[rest]) + 0.04 * np.eye(8)
-        expected = hyperparameters.covariance(places[[place]], places[rest]) @ np.linalg.solve(
+    for index in range(9):
+        rest = np.delete(np.arange(9), index)
+        covariance = hyperparameters.covariance(indices[rest], indices[rest]) + 0.04 * np.eye(8)
+        expected = hyperparameters.covariance(indices[[index]], indices[rest]) @ np.linalg.solve(
             covariance, residuals[rest] - level
         )
-        assert found.leave_one_out[place] == pytest.approx(
-            float(expected[0]) - (residuals[place] - level), abs=1e-9
+        assert found.leave_one_out[index] == pytest.approx(
+            float(expected[0]) - (residuals[index] - level), abs=1e-9
         )
 
 
@@ -1005,15 +1005,15 @@ def drawn(
 
 def test_errors_of_a_surface_covary_as_a_process_given_its_points_does() -> None:
     rng = np.random.default_rng(3)
-    places, asked = rng.uniform(0, 8, (12, 2)), rng.uniform(0, 8, (4, 2))
+    indices, asked = rng.uniform(0, 8, (12, 2)), rng.uniform(0, 8, (4, 2))
     hyperparameters = Hyperparameters((2.0, 3.0), 0.4, 0.2)
     kernel_model = KernelModel.fit(
-        places,
+        indices,
         np.ones((12, 1)),
-        np.exp(drawn(places, hyperparameters, 0.1, 4)),
+        np.exp(drawn(indices, hyperparameters, 0.1, 4)),
         of_surface(hyperparameters),
     )  # nothing surprising
-    both = np.concatenate([places, asked])
+    both = np.concatenate([indices, asked])
     joint = hyperparameters.covariance(both, both) + 0.04 * np.eye(16)
     # what is left of a normal distribution of 16 numbers when 12 are known is the inverse of the other
     # four's block of the precision
@@ -1031,15 +1031,15 @@ def test_nine_in_ten_new_points_lie_inside_whatever_the_smoothness_was_thought_t
     hyperparameters = Hyperparameters((2.0,), 0.3, 0.05)
     inside = []
     for seed in range(40):
-        places = np.random.default_rng(seed).uniform(0, 20, (50, 1))
-        logs = drawn(places, hyperparameters, scale, seed)
+        indices = np.random.default_rng(seed).uniform(0, 20, (50, 1))
+        logs = drawn(indices, hyperparameters, scale, seed)
         kernel_model = KernelModel.fit(
-            places[:40], np.ones((40, 1)), np.exp(logs[:40]), of_surface(hyperparameters)
+            indices[:40], np.ones((40, 1)), np.exp(logs[:40]), of_surface(hyperparameters)
         )
-        found, _ = kernel_model.predict(places[40:], np.ones((10, 1)))
+        found, _ = kernel_model.predict(indices[40:], np.ones((10, 1)))
         inside += list(
             np.abs(np.log(found) - logs[40:])
-            < 1.645 * np.sqrt(np.diag(kernel_model.covariance(places[40:], np.ones((10, 1)))))
+            < 1.645 * np.sqrt(np.diag(kernel_model.covariance(indices[40:], np.ones((10, 1)))))
         )
     assert (
         0.8 < np.mean(inside) < 0.95
@@ -1048,30 +1048,30 @@ def test_nine_in_ten_new_points_lie_inside_whatever_the_smoothness_was_thought_t
 
 def test_near_places_err_alike_and_far_ones_each_by_themselves() -> None:
     hyperparameters = Hyperparameters((2.0,), 0.3, 0.001)
-    places = np.arange(0.0, 60.0, 5.0)[:, None]
+    indices = np.arange(0.0, 60.0, 5.0)[:, None]
     kernel_model = KernelModel.fit(
-        places,
+        indices,
         np.ones((12, 1)),
-        np.exp(drawn(places, hyperparameters, 1.0, 5)),
+        np.exp(drawn(indices, hyperparameters, 1.0, 5)),
         of_surface(hyperparameters),
     )
     covariance = kernel_model.covariance(np.array([[12.5], [12.6], [42.5]]), np.ones((3, 1)))
     assert covariance[0, 1] > 0.95 * covariance[0, 0]
     assert abs(covariance[0, 2]) < 0.05 * covariance[0, 0]
-    few = KernelModel.fit(places[:4], np.ones((4, 1)), np.ones(4))
-    assert few.covariance(places[:2], np.ones((2, 1))) == pytest.approx(np.full((2, 2), 0.04))
+    few = KernelModel.fit(indices[:4], np.ones((4, 1)), np.ones(4))
+    assert few.covariance(indices[:2], np.ones((2, 1))) == pytest.approx(np.full((2, 2), 0.04))
 
 
 def test_a_disturbed_point_moves_its_neighbours_little() -> None:
-    places = np.linspace(0, 8, 9)[:, None]
+    indices = np.linspace(0, 8, 9)[:, None]
     ones, times = np.ones((9, 1)), np.ones(9)
     hyperparameters = Hyperparameters((3.0,), 0.3, 0.05)
-    straight = KernelModel.fit(places, ones, times, of_surface(hyperparameters)).predict(
-        places, ones
+    straight = KernelModel.fit(indices, ones, times, of_surface(hyperparameters)).predict(
+        indices, ones
     )[0]
     times[4] = 3.0
-    bent = KernelModel.fit(places, ones, times, of_surface(hyperparameters))
-    assert np.delete(bent.predict(places, ones)[0] / straight, 4) == pytest.approx(
+    bent = KernelModel.fit(indices, ones, times, of_surface(hyperparameters))
+    assert np.delete(bent.predict(indices, ones)[0] / straight, 4) == pytest.approx(
         np.ones(8), rel=0.12
     )
     assert bent.leave_one_out[4] == pytest.approx(math.log(1 / 3), rel=0.1)
@@ -1080,13 +1080,13 @@ def test_a_disturbed_point_moves_its_neighbours_little() -> None:
 def test_the_smoothness_found_is_no_worse_than_the_default() -> None:
     # a model that changes with the first coordinate alone, within an octave
     rng = np.random.default_rng(2)
-    places = rng.uniform(0, 8, (60, 2))
-    times = np.exp(0.5 * np.sin(3.0 * places[:, 0]))
+    indices = rng.uniform(0, 8, (60, 2))
+    times = np.exp(0.5 * np.sin(3.0 * indices[:, 0]))
     ones = np.ones((60, 1))
-    found = fit_hyperparameters(places, ones, times)
+    found = fit_hyperparameters(indices, ones, times)
     assert found.length_scales[0] < found.length_scales[1]
     errors = [
-        np.mean(np.abs(KernelModel.fit(places, ones, times, smooth).leave_one_out))
+        np.mean(np.abs(KernelModel.fit(indices, ones, times, smooth).leave_one_out))
         for smooth in (None, found)
     ]
     assert errors[1] < 0.7 * errors[0]

@@ -64,7 +64,7 @@ class Worker:
         self.stdout = self._answer(said)
 
     def _answer(self, job: dict[str, Any]) -> Iterator[str]:
-        for place, name in enumerate(job["groups"] * self.passes):
+        for index, name in enumerate(job["groups"] * self.passes):
             yield json.dumps({"now": name}) + "\n"
             broken = type(self).fate(name)
             if broken is not None:
@@ -72,10 +72,10 @@ class Worker:
                 return
             yield json.dumps({"progress": 1}) + "\n"
             samples = Samples(
-                (self.seconds,) * (1 + place // len(job["groups"]))
+                (self.seconds,) * (1 + index // len(job["groups"]))
             )  # a later pass tells the earlier one's, too
             kernel = Kernel(
-                Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else place),)),
+                Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else index),)),
                 name,
                 job["threads"],
                 samples,

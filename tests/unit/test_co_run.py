@@ -281,7 +281,7 @@ def test_workers_wait_for_the_slowest_of_them() -> None:
     """
     steady = workers_file()
     values = tuple(
-        math.exp(0.1 * statistics.NormalDist().inv_cdf((place + 0.5) / 101)) for place in range(101)
+        math.exp(0.1 * statistics.NormalDist().inv_cdf((index + 0.5) / 101)) for index in range(101)
     )
     restless = replace(
         steady, costs=(*steady.costs, Cost(CostKey(INTERFERENCE), 1, Samples(values)))

@@ -131,7 +131,7 @@ def spells(
     draw = random.Random(seed)
     ends = list(
         itertools.accumulate(
-            draw.expovariate(1 / (quick_s, slow_s)[place % 2]) for place in range(400)
+            draw.expovariate(1 / (quick_s, slow_s)[index % 2]) for index in range(400)
         )
     )
     offset = draw.uniform(0, 30)
@@ -284,15 +284,15 @@ def loaded_steps(
     ready = [0.0] * limit
     free = [0.0] * n_workers
     now, begun = 0.0, 0
-    for place in range(n):
+    for index in range(n):
         start = now
-        now = max(now, ready[place])  # the batch
+        now = max(now, ready[index])  # the batch
         taken_at = now
         waited = now - start
-        worker = place % n_workers  # it is told its next one, of `limit` ahead
+        worker = index % n_workers  # it is told its next one, of `limit` ahead
         free[worker] = max(free[worker], taken_at) + made_s
         ready.append(free[worker])
-        own_s = step_s + (0.003 if place in probed else 0.0)
+        own_s = step_s + (0.003 if index in probed else 0.0)
         now += own_s
         begun = len(ready)
         made = sum(at <= now for at in ready)
@@ -303,7 +303,7 @@ def loaded_steps(
             made >= begun,
             n_workers,
             own_s / (now - start),
-            place in probed,
+            index in probed,
         )
 
 

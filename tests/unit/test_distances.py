@@ -24,7 +24,7 @@ def test_recency_is_a_stack(touches: list[tuple[int, int]]) -> None:
     moments: dict[int, int] = {}
     for name, n_bytes in touches:
         if name in moments:
-            above = next(place for place, (other, _) in enumerate(stack) if other == name)
+            above = next(index for index, (other, _) in enumerate(stack) if other == name)
             assert recency.since(moments[name]) == sum(size for _, size in stack[:above])
         recency.touch(name, n_bytes)
         moments[name] = recency.now

@@ -34,7 +34,7 @@ def chain(sizes: list[int], *, steps: tuple[tuple[int, int], ...]) -> Trace:
     """Ops y = relu(x) between storages of so many float32 elements; all storages outlive the step,
     as parameters do.
     """
-    specs = [TensorSpec.contiguous(n, storage=place) for place, n in enumerate(sizes)]
+    specs = [TensorSpec.contiguous(n, storage=index) for index, n in enumerate(sizes)]
     ops = tuple(
         Op("aten.relu.default", (specs[x],), outputs=(specs[y],), layer=f"l{i}")
         for i, (x, y) in enumerate(steps)

@@ -64,8 +64,8 @@ def test_time_and_rate_are_one_law_and_one_level_is_williams(
     assert float(rate) <= float(
         roofline.attainable_flops_per_s(flops / moved[1], peak, rates[1])
     ) * (1 + 1e-12)
-    place = int(memory_hierarchy.binding_level(flops / peak, moved, rates))
-    alone = flops / peak if place == memory_hierarchy.COMPUTE else moved[place] / rates[place]
+    index = int(memory_hierarchy.binding_level(flops / peak, moved, rates))
+    alone = flops / peak if index == memory_hierarchy.COMPUTE else moved[index] / rates[index]
     assert alone == pytest.approx(float(memory_hierarchy.time_s(flops / peak, moved, rates)))
 
 

@@ -197,9 +197,9 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
 @pytest.mark.process
 @namespaces_needed
 def test_hosts_are_apart_and_removed(tmp_path: Path) -> None:
-    with places_of(2, "100mbit", on_loopback=False) as places:
+    with places_of(2, "100mbit", on_loopback=False) as indices:
         run_ranks(
-            places,
+            indices,
             shell(f"(hostname; tc qdisc show dev eth0; ip -o link) > {tmp_path}/$RANK"),
             limit_s=PATIENCE_S,
         )

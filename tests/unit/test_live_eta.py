@@ -245,7 +245,7 @@ def test_the_interval_comes_from_the_spread_between_stretches() -> None:
     even = pooled_rate(sure, [StepBlock(10.0, 10)] * 4)
     assert (even.low_s, even.high_s) == (1.0, 1.0)  # four stretches alike
     quiet, restless = (
-        [StepBlock(10.0 * (1 + swing * (-1) ** (place // of)), 10) for place in range(32)]
+        [StepBlock(10.0 * (1 + swing * (-1) ** (index // of)), 10) for index in range(32)]
         for swing, of in ((0.01, 1), (0.2, 4))
     )
     widths = [

@@ -161,10 +161,10 @@ def test_quick_convolutions_are_the_first_of_the_full_ones_that_are_small() -> N
         ]
         for mode in ("quick", "full")
     )
-    order = {signature: place for place, signature in enumerate(full)}
-    places = [order[signature] for signature in quick if signature in order]
-    assert len(places) == len(quick)
-    assert places == sorted(places)
+    order = {signature: index for index, signature in enumerate(full)}
+    indices = [order[signature] for signature in quick if signature in order]
+    assert len(indices) == len(quick)
+    assert indices == sorted(indices)
 
 
 def test_sizes_and_picks() -> None:
@@ -509,22 +509,22 @@ def test_half_the_samples_are_enough_where_they_agree(
 
 def test_where_time_is_short_kernels_without_an_undisturbed_sample_come_first() -> None:
     timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
-    for place in range(40):
-        timing._taken[place] = _Taken([(1e-3, place % 5 == 0)], n_calls=1)
+    for index in range(40):
+        timing._taken[index] = _Taken([(1e-3, index % 5 == 0)], n_calls=1)
     timing._n_passes = 1
     timing.take(timing.lacking, lambda _: None, allowance_s=0.01)
-    again = [place for place, taken in timing._taken.items() if len(taken.pairs) > 1]
+    again = [index for index, taken in timing._taken.items() if len(taken.pairs) > 1]
     assert 0 < len(again) <= 8
-    assert {place % 5 for place in again} == {0}
+    assert {index % 5 for index in again} == {0}
 
 
 @pytest.mark.parametrize("n_both", [4, 5, 40])
 def test_a_kernel_that_was_always_disturbed_takes_what_it_would_without(n_both: int) -> None:
     """Kernels of about its length take 1.5 times as long when disturbed, longer ones 1.2 times."""
     timing = Timing(relus(60, 3), 1)
-    for place in range(n_both):
-        best_s, factor = (1e-3, 1.5) if place < 20 else (1.0, 1.2)
-        timing._taken[place] = _Taken([(best_s, False), (factor * best_s, True)], [best_s])
+    for index in range(n_both):
+        best_s, factor = (1e-3, 1.5) if index < 20 else (1.0, 1.2)
+        timing._taken[index] = _Taken([(best_s, False), (factor * best_s, True)], [best_s])
     timing._taken[59] = _Taken([(3e-3, True), (2.7e-3, True), (3.3e-3, True)], [3e-3])
     samples = timing.result().kernels[-1].samples
     if n_both < 5:

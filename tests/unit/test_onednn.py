@@ -98,8 +98,8 @@ def told(asked: list[dict[str, Any]]) -> list[dict[str, str]]:
             found.append({})
         elif ",exec,cpu,convolution," in line or ",exec,cpu,deconvolution," in line:
             fields = line.split(",")
-            place = fields.index("cpu") + 1
-            found[-1][fields[place + 2]] = fields[place + 1]
+            index = fields.index("cpu") + 1
+            found[-1][fields[index + 2]] = fields[index + 1]
     return found
 
 

@@ -39,8 +39,8 @@ def prediction() -> Prediction:
         arrivals=((0, 2),),
     )
     items = tuple(
-        Item("a", op.phase, seconds, "compute", "measured", op=place)
-        for place, (op, seconds) in enumerate(zip(ops, (1.0, 2.0, 1.0)))
+        Item("a", op.phase, seconds, "compute", "measured", op=index)
+        for index, (op, seconds) in enumerate(zip(ops, (1.0, 2.0, 1.0)))
     )
     machine = Machine(
         Cpu("made-up", 4),

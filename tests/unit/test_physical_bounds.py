@@ -39,7 +39,7 @@ def test_what_was_measured_at_one_size_alone_is_not_priced_flat_below_it(n_point
     """A ReLU's gradient of a million elements takes 200 us: one of 64 elements is a call, however
     many points of about that size there are.
     """
-    sizes = [MIB + 4096 * place for place in range(n_points)]
+    sizes = [MIB + 4096 * index for index in range(n_points)]
     cost_model = book_with(sizes, [2e-4 * n / MIB for n in sizes])
     for n in (1, 64, 4096, 2**16):
         assert price(cost_model, gradient(n)) <= 4 * relu_s(64) + 1.3 * 2e-4 * n / MIB

@@ -73,8 +73,8 @@ def test_sizes_tell_the_layer():
     for op in trace.ops:
         if op.packet in ("aten.mm", "aten.addmm", "aten.sum"):
             numbers = {n for t in (*op.inputs, *op.outputs) for n in t.shape} & set(sizes)
-            place = max(sizes.index(n) for n in numbers) - 1
-            assert op.layer == str(2 * place), op
+            index = max(sizes.index(n) for n in numbers) - 1
+            assert op.layer == str(2 * index), op
             seen.add((op.phase, op.layer))
     assert len(seen) == 8
 
@@ -173,17 +173,17 @@ def test_memory_is_born_and_dies():
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
     trace = record(model, torch.randn(4, 3))
     ops = trace.ops
-    place = {(op.phase, op.layer, op.packet): number for number, op in enumerate(ops)}
-    hidden = trace.storages[ops[place["forward", "0", "aten.addmm"]].outputs[0].storage]
+    index = {(op.phase, op.layer, op.packet): number for number, op in enumerate(ops)}
+    hidden = trace.storages[ops[index["forward", "0", "aten.addmm"]].outputs[0].storage]
     # tanh's backward needs its result, not its input: the first product dies when the next layer
     # has read it
     assert hidden.nbytes == 4 * 4 * 5
-    assert hidden.born == place["forward", "0", "aten.addmm"]
+    assert hidden.born == index["forward", "0", "aten.addmm"]
     assert (
-        place["forward", "1", "aten.tanh"] < hidden.dies <= place["forward", "2", "aten.addmm"] + 1
+        index["forward", "1", "aten.tanh"] < hidden.dies <= index["forward", "2", "aten.addmm"] + 1
     )
-    kept = trace.storages[ops[place["forward", "1", "aten.tanh"]].outputs[0].storage]
-    assert kept.dies > place["backward", "1", "aten.tanh_backward"]
+    kept = trace.storages[ops[index["forward", "1", "aten.tanh"]].outputs[0].storage]
+    assert kept.dies > index["backward", "1", "aten.tanh_backward"]
     gradients = [s for s in trace.storages if s.kind == "gradient"]
     # those of the step before die in zero_grad, before the first operation; the new ones stay
     assert (

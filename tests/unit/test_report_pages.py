@@ -196,12 +196,12 @@ def test_texts_of_the_hierarchical_roofline_keep_clear_of_each_other(name: str) 
         Text.get_window_extent(text) for text in texts
     ]  # the text alone, not the line from it to its roof
     frame = figure.bbox
-    for place, box in enumerate(boxes):
-        assert frame.x0 <= box.x0 < box.x1 <= frame.x1, texts[place].get_text()
-        assert frame.y0 <= box.y0 < box.y1 <= frame.y1, texts[place].get_text()
-        for other in range(place):
+    for index, box in enumerate(boxes):
+        assert frame.x0 <= box.x0 < box.x1 <= frame.x1, texts[index].get_text()
+        assert frame.y0 <= box.y0 < box.y1 <= frame.y1, texts[index].get_text()
+        for other in range(index):
             assert not box.overlaps(boxes[other]), (
-                texts[place].get_text(),
+                texts[index].get_text(),
                 texts[other].get_text(),
             )
     assert not any("child" in text.get_text() for text in texts)
@@ -351,9 +351,9 @@ def test_folders_that_cannot_be(report: Report, tmp_path: Path) -> None:
     reason="needs a folder that nobody can write to, whoever runs this",
 )
 def test_a_folder_that_refuses_although_its_permissions_do_not_say_so() -> None:
-    for place in ("/proc/self/fdinfo", "/proc/dlperf"):
+    for index in ("/proc/self/fdinfo", "/proc/dlperf"):
         with pytest.raises(DlperfError, match=r"cannot be (made|written)"):
-            check_folder(place)
+            check_folder(index)
     with pytest.raises(DlperfError, match="cannot be written"):
         check_writable("/proc/self/report.json")
 

@@ -16,8 +16,8 @@ def uneven() -> list[Kernel]:
     """Products that take twice as long as by the model or half, in turn."""
     sides = [(m, n, k) for m in (16, 64, 256) for n in (16, 64, 256) for k in (16, 64, 256)]
     return [
-        Kernel(mm(*side), "gemm", 1, Samples(((0.4, 2.5)[place % 2] * mm_s(*side),)))
-        for place, side in enumerate(sides)
+        Kernel(mm(*side), "gemm", 1, Samples(((0.4, 2.5)[index % 2] * mm_s(*side),)))
+        for index, side in enumerate(sides)
     ]
 
 

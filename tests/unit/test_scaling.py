@@ -471,7 +471,7 @@ def test_the_slowest_of_n() -> None:
 
 
 def test_spread_comes_from_measurements() -> None:
-    even = Samples(tuple(1.0 + place / 100 for place in range(11)))  # deciles 1.01 and 1.09
+    even = Samples(tuple(1.0 + index / 100 for index in range(11)))  # deciles 1.01 and 1.09
     assert log_sigma(even) == pytest.approx(math.log(1.09 / 1.01) / 2.5631, rel=1e-3)
     spells = Cost(CostKey(INTERFERENCE), 1, even)
     assert machine_log_sigma(machine(costs=(spells,)), 1) == log_sigma(even)
@@ -496,7 +496,7 @@ def test_spread_comes_from_measurements() -> None:
 
 
 def test_stragglers_make_more_ranks_slower() -> None:
-    even = Samples(tuple(1.0 + place / 10 for place in range(11)))
+    even = Samples(tuple(1.0 + index / 10 for index in range(11)))
     own = machine(costs=(Cost(CostKey(INTERFERENCE), 1, even),))
     rows = ask((1, 2, 64), own=cluster(bandwidth=1e15), at=lambda size: prediction(size, own)).rows
     assert rows[0].compute_s < rows[1].compute_s < rows[2].compute_s

@@ -294,7 +294,7 @@ def test_text_shows_ten_and_says_what_it_is_not() -> None:
     assert "not the one that learns best" in said
     assert "compute" in text
     header = next(
-        place for place, line in enumerate(text.splitlines()) if line.startswith("threads")
+        index for index, line in enumerate(text.splitlines()) if line.startswith("threads")
     )
     rows = text.splitlines()[header + 1 : header + 12]  # ten rows, then the remarks
     assert [line.split()[:1] for line in rows] == [["2"]] * 10 + [[]]

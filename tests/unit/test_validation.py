@@ -319,8 +319,8 @@ def test_terms_are_dropped_from_the_sums() -> None:
 def test_rooflines_replace_the_ops_alone() -> None:
     trace = cnn_trace(inference=True)
     items = [
-        Item(op.layer, "forward", 1.0, "compute", "measured", op=place)
-        for place, op in enumerate(trace.ops)
+        Item(op.layer, "forward", 1.0, "compute", "measured", op=index)
+        for index, op in enumerate(trace.ops)
     ]
     changed = with_rooflines(
         prediction(

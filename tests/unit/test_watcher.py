@@ -108,7 +108,7 @@ def test_hooks_are_gone_while_the_loop_goes_on() -> None:
     try:
         train(model, 40, nn.CrossEntropyLoss())
         assert watcher.stage == DONE
-        changed = [place for place, (a, b) in enumerate(zip(before, hooks())) if a != b]
+        changed = [index for index, (a, b) in enumerate(zip(before, hooks())) if a != b]
         assert changed == [3, 7]  # the counter of steps and the start of epochs
     finally:
         watcher.remove()

@@ -124,7 +124,7 @@ CASES: list[tuple[str, Callable[[], object], int, int]] = [
 @pytest.mark.parametrize(
     ("packet", "call", "flops", "n_bytes"),
     CASES,
-    ids=[f"{place}-{case[0]}" for place, case in enumerate(CASES)],
+    ids=[f"{index}-{case[0]}" for index, case in enumerate(CASES)],
 )
 def test_by_hand(packet: str, call: Callable[[], object], flops: int, n_bytes: int) -> None:
     op = only(call, packet)

@@ -88,7 +88,7 @@ def test_one_alone_and_all_at_once_take_turns() -> None:
     found, switches, seconds = measure(team, "compute", None, 3, "quick")
     assert found.slowdown == pytest.approx(4e-3 / 2e-3)
     assert len(found.samples.values) == len(found.alone.values) == co_run.ROUNDS["quick"]
-    assert [places for places, *_ in team.runs] == [
+    assert [indices for indices, *_ in team.runs] == [
         (0,),
         (0, 1, 2),
         (1,),
@@ -105,7 +105,7 @@ def test_one_alone_and_all_at_once_take_turns() -> None:
 def test_windows_hold_several_calls_and_batches_a_millisecond() -> None:
     long, short = Team(call_s=2.0), Team(call_s=1e-5)
     measure(long, "operations of big@1 (step)", None, 4, "quick")
-    assert {(len(places), batch, window_s) for places, batch, window_s in long.runs} == {
+    assert {(len(indices), batch, window_s) for indices, batch, window_s in long.runs} == {
         (1, 1, 12.0),
         (4, 1, 24.0),
     }  # 2 cores: 4 take turns

@@ -22,21 +22,21 @@ def ring_reduce_scatter_part(
     me: Rank, group: Sequence[int], parts: list[Vector], add: float
 ) -> Part:
     """Afterwards place i of the group holds the sum of part i."""
-    p, place = len(group), list(group).index(me.number)
+    p, index = len(group), list(group).index(me.number)
     for step in range(p - 1):
-        out, own = (place - 1 - step) % p, (place - 2 - step) % p
-        got = yield from exchange(me, group[(place + 1) % p], parts[out], group[(place - 1) % p])
+        out, own = (index - 1 - step) % p, (index - 2 - step) % p
+        got = yield from exchange(me, group[(index + 1) % p], parts[out], group[(index - 1) % p])
         parts[own] += got
         me.compute(add * got.nbytes)
 
 
 def ring_all_gather_part(me: Rank, group: Sequence[int], parts: list[Vector]) -> Part:
-    p, place = len(group), list(group).index(me.number)
+    p, index = len(group), list(group).index(me.number)
     for step in range(p - 1):
         got = yield from exchange(
-            me, group[(place + 1) % p], parts[(place - step) % p], group[(place - 1) % p]
+            me, group[(index + 1) % p], parts[(index - step) % p], group[(index - 1) % p]
         )
-        parts[(place - 1 - step) % p][:] = got
+        parts[(index - 1 - step) % p][:] = got
 
 
 def ring_all_reduce(add: float) -> Callable[[Rank, Vector], Program]:
@@ -267,7 +267,7 @@ def double_tree_all_reduce(n_blocks: int, add: float) -> Callable[[Rank, Vector]
             (i, t): me.recv(trees[t][0], t) for i, t in sorted(order) if trees[t][0] is not None
         }
         sends = []
-        for i, t in inner + [place for place in order if place not in inner]:
+        for i, t in inner + [index for index in order if index not in inner]:
             if (i, t) in down:
                 yield down[i, t]
                 blocks[t][i][:] = down[i, t].payload

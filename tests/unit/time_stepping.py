@@ -37,11 +37,11 @@ def step_through(
     }  # fraction, by name
     collectives = {task.operation: task.collective for task in program if isinstance(task, Launch)}
     launched: list[int] = []
-    clock, place = 0.0, 0
+    clock, index = 0.0, 0
     worked = 0.0
     while True:
-        while place < len(program):
-            task = program[place]
+        while index < len(program):
+            task = program[index]
             if isinstance(task, Launch):
                 launched.append(task.operation)
             elif isinstance(task, Wait):
@@ -51,12 +51,12 @@ def step_through(
                 break
             else:
                 worked -= task.seconds  # what a step computed too much belongs to the next task
-                if place + 1 < len(program) and not isinstance(program[place + 1], Compute):
+                if index + 1 < len(program) and not isinstance(program[index + 1], Compute):
                     worked = 0.0
-            place += 1
-        if place == len(program):
+            index += 1
+        if index == len(program):
             return clock
-        computing = isinstance(program[place], Compute)
+        computing = isinstance(program[index], Compute)
         open_ones = [
             name for name in launched if done[name] < 1 and collectives[name].duration_s > 0
         ][:n_lanes]
@@ -95,7 +95,7 @@ def step_ranks_through(
         for one in operations
         for port in (one.ranks if one.ports is None else one.ports)
     }
-    places, worked, ends = [0] * len(programs), [0.0] * len(programs), [0.0] * len(programs)
+    indices, worked, ends = [0] * len(programs), [0.0] * len(programs), [0.0] * len(programs)
     done = [0.0] * len(operations)
     came: list[set[int]] = [set() for _ in operations]
     order: list[int] = []  # operations as their first rank launches them
@@ -124,8 +124,8 @@ def step_ranks_through(
                     running_or_over.add(number)
                     moved = True
             for rank, program in enumerate(programs):
-                while places[rank] < len(program):
-                    task = program[places[rank]]
+                while indices[rank] < len(program):
+                    task = program[indices[rank]]
                     if isinstance(task, communication_replay.Launch):
                         came[task.operation].add(rank)
                         if task.operation not in order:
@@ -137,14 +137,14 @@ def step_ranks_through(
                         if worked[rank] < task.seconds:
                             break
                         worked[rank] = 0.0
-                    places[rank] += 1
+                    indices[rank] += 1
                     ends[rank] = clock
                     moved = True
-        if all(place == len(program) for place, program in zip(places, programs)):
+        if all(index == len(program) for index, program in zip(indices, programs)):
             return ends
         busy = [
-            place < len(program) and isinstance(program[place], communication_replay.Compute)
-            for place, program in zip(places, programs)
+            index < len(program) and isinstance(program[index], communication_replay.Compute)
+            for index, program in zip(indices, programs)
         ]
         for number in running_or_over - begun:
             ports = (

@@ -85,8 +85,8 @@ def refuse(entry: str, value: object, expected: str) -> NoReturn:
 def check_unique(entry: str, names: Sequence[object]) -> None:
     """Refuse a repeated name; `entry` is that of a name, such as ``layers[{}].name``."""
     if len(set(names)) < len(names):
-        place = next(place for place, name in enumerate(names) if name in names[:place])
-        refuse(entry.format(place), names[place], "each of them once")
+        index = next(index for index, name in enumerate(names) if name in names[:index])
+        refuse(entry.format(index), names[index], "each of them once")
 
 
 def shown(value: object) -> str:
@@ -123,8 +123,8 @@ def _explain(data: Any, record: Any, message: str) -> str:
     Its path leads to the entry's value and, through the record's types, to what is expected.
     """
     kind, entry, value, path = inspect.type_info(record), "", data, list[Any]()
-    place = _PLACE.search(message)
-    for name, number in _STEP.findall(place.group(1)) if place else ():
+    index = _PLACE.search(message)
+    for name, number in _STEP.findall(index.group(1)) if index else ():
         kind = _not_null(kind)
         if name:
             kind, step = _field(kind, name).type, name

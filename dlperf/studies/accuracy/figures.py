@@ -175,11 +175,11 @@ def cases_figure(study: Study) -> Figure | None:
     names = list(dict.fromkeys(score.predictor for score in spoken))
     figure = new_figure(9.0, 1.6 + 0.24 * len(labels))
     ax = figure.subplots()
-    place = {label: y for y, label in enumerate(labels)}
+    index = {label: y for y, label in enumerate(labels)}
     for score in {score.case.label: score for score in spoken}.values():
         repeatability_frac = score.repeatability_frac or 0.0
         ax.barh(
-            place[score.case.label],
+            index[score.case.label],
             2 * repeatability_frac,
             0.8,
             left=-repeatability_frac,
@@ -190,7 +190,7 @@ def cases_figure(study: Study) -> Figure | None:
     for number, name in enumerate(names):
         own = [score for score in spoken if score.predictor == name]
         x = [max(-_LIMIT, min(_LIMIT, score.step_error_frac or 0.0)) for score in own]
-        y = [place[score.case.label] for score in own]
+        y = [index[score.case.label] for score in own]
         main = number == 0
         color = (
             PHASE_COLORS["forward"]
@@ -217,7 +217,7 @@ def cases_figure(study: Study) -> Figure | None:
                         for value in (score.low_s, score.high_s)
                     ]
                     ax.plot(
-                        ends, [place[score.case.label]] * 2, color=color, linewidth=1.1, zorder=2
+                        ends, [index[score.case.label]] * 2, color=color, linewidth=1.1, zorder=2
                     )
     _error_axes(ax, [plain(label, 42) for label in labels], "predicted / measured step - 1")
     steps = f"{len(labels)} step{'s' * (len(labels) != 1)}"
@@ -281,8 +281,8 @@ def ops_figure(study: Study) -> Figure | None:
 
 
 def _boxes(ax: Any, rows: Sequence[tuple[str, pd.Series[float], str]], label: str) -> None:
-    for place, (_, errors, color) in enumerate(rows):
-        _box(ax, errors.clip(-_LIMIT, _LIMIT), place, color)
+    for index, (_, errors, color) in enumerate(rows):
+        _box(ax, errors.clip(-_LIMIT, _LIMIT), index, color)
     names = [f"{plain(name, 40)} ({len(errors)})" for name, errors, _ in rows]
     _error_axes(ax, names, label)
 

@@ -62,8 +62,8 @@ def _tensor(random: Random) -> TensorSpec:
     numel = log_uniform(random, 2**8, MAX_ELEMENTS)
     rank = int(random.integers(1, 5))
     shape: list[int] = []
-    for place in range(rank - 1):
-        shape.append(max(1, round(numel ** (random.uniform(0.1, 0.9) / (rank - place)))))
+    for index in range(rank - 1):
+        shape.append(max(1, round(numel ** (random.uniform(0.1, 0.9) / (rank - index)))))
         numel //= shape[-1]
     return T(*shape, max(1, numel))
 

@@ -215,10 +215,10 @@ def run_study(
     taken: dict[Case, list[Measurement]] = {case: [] for case in cases}
     failed: dict[Case, str] = {}
     for number in range(1, 1 + max((n_runs(case.threads) for case in cases), default=0)):
-        for place, case in enumerate(cases, start=1):
+        for index, case in enumerate(cases, start=1):
             if number <= n_runs(case.threads) and case not in failed:
                 log(
-                    f"run {number} of {n_runs(case.threads)}, case {place} of {len(cases)}:"
+                    f"run {number} of {n_runs(case.threads)}, case {index} of {len(cases)}:"
                     f" {case.label}"
                 )
                 try:
@@ -267,8 +267,8 @@ def _with_baselines(
 ) -> Study:
     estimates: list[tuple[Case, BaselineEstimate]] = []
     scores, layers = list(study.scores), [study.layers]
-    for place, (case, reference) in enumerate(study.references, start=1):
-        log(f"asking the baseline tools, case {place} of {len(study.references)}: {case.label}")
+    for index, (case, reference) in enumerate(study.references, start=1):
+        log(f"asking the baseline tools, case {index} of {len(study.references)}: {case.label}")
         for estimate in ask_baselines(case, traces[case]):
             estimates.append((case, estimate))
             if not estimate.problem:

@@ -384,8 +384,8 @@ def dijkstra(wire: Wire, lengths: Tensor, source: int, n_vertices: int) -> Tenso
     for _ in range(n_vertices):
         nearest = torch.tensor([[torch.inf, -1.0]], dtype=torch.float64)
         if len(mine):
-            least, place = torch.min(open_distance, 0)
-            nearest[0, 0], nearest[0, 1] = least, place + mine.start
+            least, index = torch.min(open_distance, 0)
+            nearest[0, 0], nearest[0, 1] = least, index + mine.start
         found = wire.all_gather(nearest)
         reached, vertex = found[int(torch.argmin(found[:, 0]))].tolist()
         if reached == torch.inf:

@@ -109,11 +109,11 @@ class Table:
         """
         width = text_width() if width is None else width
         columns = [
-            Column(key, tuple(row.keys[place] for row in self.rows), align_left=True)
-            for place, key in enumerate(self.keys)
+            Column(key, tuple(row.keys[index] for row in self.rows), align_left=True)
+            for index, key in enumerate(self.keys)
         ]
-        for place, quantity in enumerate(self.quantities):
-            entries = [row.entries[place] for row in self.rows]
+        for index, quantity in enumerate(self.quantities):
+            entries = [row.entries[index] for row in self.rows]
             ours = tuple(entry.text + "*" * (entry.matches is False) for entry in entries)
             if any(entry.printed for entry in entries):
                 printed = tuple(entry.printed or "-" for entry in entries)

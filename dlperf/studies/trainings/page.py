@@ -88,10 +88,10 @@ def forecast_columns(found: ForecastTable) -> list[Column]:
     """A table of forecasts in minutes, as the paper's Tables X and XI have them."""
     cells = [
         tuple(
-            "-" if row[place] is None else f"{(row[place] or 0.0) / 60:.1f}"
+            "-" if row[index] is None else f"{(row[index] or 0.0) / 60:.1f}"
             for row in found.seconds
         )
-        for place in range(len(found.columns))
+        for index in range(len(found.columns))
     ]
     return [
         Column("", found.rows, align_left=True),

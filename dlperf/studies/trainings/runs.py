@@ -70,8 +70,8 @@ class TrainingRunner:
         """
         with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
             out = Path(folder) / "out.json"
-            place = command.index("--json") + 1
-            words = [sys.executable, *command[:place], str(out), *command[place:]]
+            index = command.index("--json") + 1
+            words = [sys.executable, *command[:index], str(out), *command[index:]]
             done = subprocess.run(
                 words,
                 cwd=self.checkout,
