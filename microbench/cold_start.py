@@ -38,7 +38,7 @@ _TINY, _ROOMY = (8, 16), (512, 128)
 them, about fill a core's own caches.
 """
 _NODES = 5
-"""Operators that the measured backward runs: their own cold calls are told apart from its."""
+"""Operators that the measured backward runs: their own cold calls are distinguished from its."""
 T = TensorSpec.contiguous
 
 
@@ -190,8 +190,8 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     """Cold-start penalties: extra seconds of a call after other work, over the same call repeated.
     Cache-miss penalties: extra seconds per byte of the operands of an operator whose code is warm.
 
-    The other work determines the kind. ``cold_start``: a product passes over so many bytes.
-    ``page_allocation_eviction``: so many bytes of fresh pages are written and given back, which
+    The other work determines the kind. ``cold_start``: a product passes over a number of bytes.
+    ``page_allocation_eviction``: a number of bytes of fresh pages are written and given back, which
     also empties address-translation tables. ``instruction_cache_pressure``: a training step on next
     to no data runs so much code (:mod:`dlperf.core.code_footprint`), which evicts instructions and
     branch predictions; of an operator, the code since its own last ran.

@@ -67,7 +67,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def passing_bytes(n_bytes: int) -> tuple[Work, ...]:
-    """A product that passes over so many bytes, and as many bytes of fresh pages."""
+    """A product that passes over a given number of bytes, and as many bytes of fresh pages."""
     product = _product(n_bytes)
     fresh = partial(churn, n_bytes)
     return Work(COLD_START, n_bytes, product, product), Work(PAGE_EVICTION, n_bytes, fresh, fresh)

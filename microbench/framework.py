@@ -71,7 +71,7 @@ def _loop(calls: Sequence[Call]) -> Call:
 
 
 def _cycle(calls: list[Call]) -> Callable[[int], Call]:
-    """Loops of so many calls, in turns."""
+    """Loops of a given number of calls, in turns."""
     return lambda n: _loop((calls * n)[:n])
 
 

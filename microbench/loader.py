@@ -161,7 +161,7 @@ def _handed_over(
     """Seconds in which the training process takes over a batch that is ready, and the processor
     time that a worker spends on one.
 
-    Of the latter the tenth part of the quickest decides: no counter tells which batches were
+    Of the latter the tenth part of the quickest decides: no counter shows which batches were
     disturbed.
     """
     dataset = _dataset(n_tensors, row_bytes, 256)

@@ -37,7 +37,7 @@ _MOST_VARIANTS = 64
 
 
 class Unplayable(Exception):
-    """The op cannot be called on its own; the message says why."""
+    """The op cannot be called on its own; the message gives the reason."""
 
 
 def prepare(*packets: str) -> Callable[[Prepare], Prepare]:

@@ -29,7 +29,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Group:
-    """Points measured together, interleaved, and written together; `repeats` says how each is
+    """Points measured together, interleaved, and written together; `repeats` states how each is
     sampled.
     """
 

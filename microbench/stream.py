@@ -6,7 +6,7 @@ copy b = a, scale b = s a, add c = a + b, triad c = a + s b (McCalpin). The byte
 is subtracted, so that small working sets show their cache and not the dispatcher.
 
 STREAM comes back to every byte at once. A cache that others share forgets what is not touched for a
-while, and a step that computes in between finds less of it: :func:`measure_residency` tells how
+while, and a step that computes in between finds less of it: :func:`measure_residency` shows how
 much.
 """
 
@@ -159,7 +159,7 @@ def measure_residency(
     sweep: Callable[[], object] | None = None,
 ) -> list[Cost]:
     """``cache_residency``: slowdown of a `sweep` of data in the shared cache (default: STREAM's
-    triad) after so many milliseconds of computing, relative to sweeps in a row. Empty for
+    triad) after a given number of milliseconds of computing, relative to sweeps in a row. Empty for
     processors without a known shared cache.
     """
     own = threads * max(caches_bytes[:2])
@@ -183,7 +183,7 @@ def measure_residency(
 
 
 def computing(clock: Clock) -> Callable[[float], None]:
-    """A call that computes in a core's own caches for so many milliseconds."""
+    """A call that computes in a core's own caches for a given number of milliseconds."""
     a, out = torch.rand(_SIDE, _SIDE), torch.empty(_SIDE, _SIDE)
 
     def compute_for(ms: float) -> None:

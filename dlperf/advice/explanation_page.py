@@ -227,7 +227,7 @@ def how_lines(suggestions: Sequence[Suggestion]) -> list[str]:
 
 def agreement_line(found: Agreement) -> str:
     """How often prediction and measurement agree on whether a change pays."""
-    close = f", {found.n_close} too close to the floor to tell" if found.n_close else ""
+    close = f", {found.n_close} within the repeatability" if found.n_close else ""
     return (
         f"of {found.n_tried} changes that were tried, {found.n_right} came out as predicted (they"
         f" pay, or do not), {found.n_wrong} did not{close}; median distance between predicted and"
@@ -253,7 +253,7 @@ def step_line(explanation: Explanation) -> str:
         text += f" (90 %: {interval})"
     if trials is not None and trials.baseline_step_s is not None:
         variation = (
-            "; floor: neighbouring processes of it differ by"
+            "; repeatability: neighbouring processes of it differ by"
             f" {format_percent(trials.repeatability_frac)}"
         )
         text += (

@@ -167,7 +167,7 @@ def gains_figure(explanation: Explanation) -> Figure:
             color=GRID,
             alpha=0.6,
             zorder=0,
-            label="repeatability floor",
+            label="repeatability",
         )
     ax.axvline(0, color=INK, linewidth=0.8)
     ax.set(xlabel="gain in samples per second, %", title=_title(explanation))
@@ -208,7 +208,7 @@ def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
         figure = new_figure(7.8, 6.4)
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.6, 1.0])
         lines = lines_of(tuning)
-        # of many lines those whose best configuration is best, so that they can be told apart
+        # of many lines those whose best configuration is best, so that they can be distinguished
         best_lines = sorted(lines, key=lambda name: min(map(tuning.objective.cost, lines[name])))
         shown = [name for name in lines if name in best_lines[:MOST_LINES]]
         for label, color, mark in zip(shown, cycle(_COLORS), cycle(_MARKS)):

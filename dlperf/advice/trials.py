@@ -95,7 +95,7 @@ class ChangeTrials:
     @property
     def repeatability_frac(self) -> float | None:
         """What baselines beside each other differ by (median of |difference| / mean over
-        neighbours): the repeatability floor. None for a single one.
+        neighbours): the repeatability. None for a single one.
         """
         pairs = list(zip(self.baselines_s, self.baselines_s[1:]))
         return median(abs(a - b) / fmean((a, b)) for a, b in pairs) if pairs else None

@@ -32,7 +32,7 @@ _BF16 = "8 bits of mantissa instead of 24: results change, accuracy has to be ch
 
 
 class NotApplicable(DlperfError):
-    """A change that cannot be made to this target; its text says why."""
+    """A change that cannot be made to this target; its text gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ BASELINE = Variant("baseline")
 class Suggestion:
     """A variant and its prediction.
 
-    `verdict` is one of the four above, `reason` says why it does not pay. `sample_s` is the
+    `verdict` is one of the four above, `reason` is why it does not pay. `sample_s` is the
     predicted time of one sample, `gain_frac` the gain in samples per second over the baseline
     (0.25: a quarter more). `unsure_frac` is the share of its time that stands on extrapolated or
     unpriced ops. Values are None where it does not apply.

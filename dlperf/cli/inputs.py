@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 def use_threads(threads: int | None) -> int:
-    """Make torch use so many threads; the number that it uses then."""
+    """Make torch use a given number of threads; the number that it uses then."""
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is imported
     import torch

@@ -151,7 +151,7 @@ class CoreSpeed:
         return self.n_slow + self.switches()
 
     def settle(self, seconds: float) -> None:
-        """Sample the speed for so many seconds, so that `best_s` is known."""
+        """Sample the speed for a given number of seconds, so that `best_s` is known."""
         end = self.now() + seconds
         while self.now() < end:
             self.slow()
@@ -283,7 +283,7 @@ MAX_EXTENSION = 12.0
 outlast most interference.
 """
 _CLEAN_PARTS = 2
-"""A raw sample goes on until so many parts were undisturbed, while there is patience."""
+"""A raw sample goes on until a given number of parts were undisturbed, while there is patience."""
 
 
 SHORT_CALL_S, LONG_CALL_S = 1e-3, 2e-2
@@ -363,7 +363,7 @@ class Sampler:
         return sum(not disturbed for _, disturbed in self._pairs)
 
     def _time(self, n_calls: int) -> float:
-        """Seconds of so many calls."""
+        """Seconds of a given number of calls."""
         call, clock = self._call, self._clock
         begin = clock.now()
         for _ in range(n_calls):

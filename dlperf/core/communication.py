@@ -2,7 +2,7 @@
 it really issued, and when it waited for them.
 
 Nothing here imports torch. `dlperf run` under torchrun records such a trace;
-:mod:`dlperf.distributed.rank_shares` says what of each rank's step was computation, exposed
+:mod:`dlperf.distributed.rank_shares` states what of each rank's step was computation, exposed
 communication and waiting for others.
 """
 

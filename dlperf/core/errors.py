@@ -192,7 +192,7 @@ def says_shortage(text: str) -> bool:
 
 
 def _has_room(n_bytes: int) -> bool:
-    """Whether so many bytes can be mapped; read-only pages, which no limit of memory counts."""
+    """Whether a number of bytes can be mapped; read-only pages, which no limit of memory counts."""
     try:
         with mmap.mmap(-1, n_bytes, access=mmap.ACCESS_READ):
             return True

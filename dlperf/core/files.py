@@ -19,7 +19,7 @@ from dlperf.core.text import visible
 
 try:
     import fcntl
-except ImportError:  # Windows: two calibrations at once are not told apart
+except ImportError:  # Windows: two calibrations at once are not distinguished
     fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")

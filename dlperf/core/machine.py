@@ -395,7 +395,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         return max(rates)
 
     def level_of(self, working_set_bytes: float) -> str:
-        """``L1``, ``L2``, ``L3`` or ``DRAM``: the nearest memory that holds so many bytes."""
+        """``L1``, ``L2``, ``L3`` or ``DRAM``: the nearest memory that holds a number of bytes."""
         for name, size in zip(("L1", "L2", "L3"), self.cpu.caches_bytes):
             if size and working_set_bytes <= size:
                 return name

@@ -152,7 +152,7 @@ class Op:
     called with, in the order of its schema. `layer` is the qualified name of the module that it
     belongs to; where it served several at once (a foreach or fused optimizer), `shares` gives each
     one's fraction. `node` numbers the autograd node that ran it in the backward (-1 elsewhere);
-    `grad` says that autograd recorded it.
+    `grad` states that autograd recorded it.
     """
 
     name: str

@@ -52,7 +52,7 @@ class Watch:
     call that waits inside gloo runs no Python, so a thread looks after it.
 
     `step` is what is being done; every call of :meth:`begin` winds the time limit up. `claim`
-    tells whether this rank may speak (the first one that asks); it may block or raise where the
+    states whether this rank may speak (the first one that asks); it may block or raise where the
     others are gone, and then rank 0, or in its absence rank 1, speaks.
     """
 

@@ -77,7 +77,7 @@ def escaping() -> Iterator[None]:
         yield
         out.flush()
     finally:
-        with contextlib.suppress(OSError, ValueError):  # a stream that refuses has said so
+        with contextlib.suppress(OSError, ValueError):  # a stream that refuses has raised already
             out.reconfigure(errors=errors)
 
 

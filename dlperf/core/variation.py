@@ -96,7 +96,7 @@ def mean_factor(n: int, sigma: float, n_points: int = 99) -> float:
 
 
 def initial_state_frac(seconds: float) -> float:
-    """Share of the initial core state in the mean over so many seconds T: t/T (1 - exp(-T/t)).
+    """Share of the initial core state in the mean over a number of seconds T: t/T (1 - exp(-T/t)).
 
     States last t = INTERFERENCE_INTERVAL_S on average, exponentially distributed.
 
@@ -108,7 +108,7 @@ def initial_state_frac(seconds: float) -> float:
 
 
 def sigma_over(sigma: float, seconds: float) -> float:
-    """Standard deviation of the mean over so many seconds T of what varies by `sigma` in
+    """Standard deviation of the mean over a given number of seconds T of what varies by `sigma` in
     interference intervals of t: sigma sqrt(2 t/T (1 - t/T (1 - exp(-T/t)))).
 
     >>> round(sigma_over(0.1, 100 * INTERFERENCE_INTERVAL_S), 4)  # 0.1 sqrt(2 / 100 * 0.99)

@@ -1,4 +1,4 @@
-"""What tells how far a machine file can be relied on: the points of its plan that it holds, and how
+"""What shows how far a machine file can be relied on: the points of its plan that it holds, and how
 it predicted steps that were timed.
 """
 

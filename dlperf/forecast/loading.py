@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dlperf.core.trace import Trace
 
 _MOST_THRESHOLD_BYTES = 2**25
-"""Memory of so many bytes malloc takes anew from the system each time (glibc's
+"""Memory of a given number of bytes malloc takes anew from the system each time (glibc's
 DEFAULT_MMAP_THRESHOLD_MAX).
 """
 _PAGE_BYTES = 4096

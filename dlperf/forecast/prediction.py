@@ -242,7 +242,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         """Forecast of an epoch and of a whole run (:func:`dlperf.forecast.epoch.forecast`).
 
         `loop` are fields of :class:`dlperf.forecast.loop.Loop`, such as ``accumulate=4``. With
-        `workers`, so many processes train on a share each
+        `workers`, a given number of processes train on a share each
         (:func:`dlperf.forecast.worker_processes.forecast_workers`). The predictors of published
         strategies have an equation of their own
         (:func:`dlperf.forecast.worker_processes.forecast_published`).

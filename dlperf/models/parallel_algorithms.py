@@ -7,7 +7,7 @@ follow (equations 2.2, 2.4), in FLOP per byte. N = `n` is the problem size, P = 
 The table leaves open; read so here:
 
 - log is binary. Where it counts the stages of a collective (log P, in denominators of CAI) it is
-  rounded up, as section 2.3.3 says; log N and log |V| are not;
+  rounded up, as section 2.3.3 states; log N and log |V| are not;
 - one process sends nothing, also where the printed formula does not vanish at P = 1 (stencil, MST);
 - cache-oblivious counts (SUMMA, MST, Dijkstra) are in elements, B times a number of cache lines; an
   element has 8 bytes, B = 8 of them a line of 64 bytes, and M = 16 KiB / 8 = 2,048 are the first

@@ -1,4 +1,4 @@
-"""Ridgeline: one plane that tells which of arithmetic, memory and network bounds a piece of work.
+"""Ridgeline: one plane that shows which of arithmetic, memory and network bounds a piece of work.
 
 Checconi, Tithi, Petrini, "Ridgeline: A 2D Roofline Model for Distributed Systems", 2022. A piece of
 work is F = `flops` [FLOP], B_M = `memory_bytes` and B_N = `network_bytes` [bytes] of one process.
@@ -10,7 +10,7 @@ With OI = I_A and CAI = I_N the same three roofs are Cardwell's (2019, equation 
 :func:`dlperf.models.roofline.attainable_with_network_flops_per_s`.
 
 The published model has no latency, and lets everything overlap. Both can be given here:
-`n_messages` x `latency_s` joins the network's term, and `overlap_frac` says which share of the
+`n_messages` x `latency_s` joins the network's term, and `overlap_frac` names which share of the
 shorter of (local work, network) hides behind the longer; 0 messages and 1 are the published form.
 
 Arguments may be numbers or arrays that broadcast. Bounds err low: no resource reaches its measured

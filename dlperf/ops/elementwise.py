@@ -1,7 +1,7 @@
 """FLOPs of elementwise operations, reductions and scans; the operators that compute nothing.
 
 An elementwise function counts 1 FLOP per output element whatever the function is, so that an
-exponential weighs as much as a sum: the count says what is computed, the machine file how long it
+exponential weighs as much as a sum: the count states what is computed, the machine file how long it
 takes.
 """
 

@@ -75,7 +75,7 @@ def names_of(packet: str) -> tuple[str, ...]:
 
 
 def is_in_place(packet: str) -> bool:
-    """Whether the operator's name says that it overwrites its first argument."""
+    """Whether the operator's name states that it overwrites its first argument."""
     return packet.endswith("_") and not packet.endswith("__")
 
 

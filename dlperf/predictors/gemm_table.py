@@ -10,7 +10,7 @@ The forward pass of fully connected, ReLU and sigmoid layers:
 It says nothing of other layers, of the loss, of the backward pass, or of the optimizer: those are
 null. Reshaping is free, as in the paper.
 
-One thing is added, since the paper says nothing of sizes that are not in its table: the rate is
+One thing is added, since the paper contains nothing of sizes that are not in its table: the rate is
 then interpolated between the nearest measured sizes, and such an op says ``interpolated``
 (``extrapolated`` outside the measured range).
 """

@@ -308,7 +308,7 @@ def _check_call(
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
-        return  # a builtin says nothing about its arguments
+        return  # a builtin has no signature to check
     try:
         signature.bind(*arguments)
     except TypeError as error:

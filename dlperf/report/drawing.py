@@ -316,7 +316,7 @@ _FAR_PLACES = _far_places()
 def group_points(
     ax: Any, points: Sequence[tuple[float, float]], reach: float = 7.0
 ) -> list[list[int]]:
-    """Indices of the points that cannot be told apart: within `reach` (1/72 inch) of a group's
+    """Indices of the points that cannot be distinguished: within `reach` (1/72 inch) of a group's
     first.
     """
     groups: list[list[int]] = []

@@ -51,7 +51,7 @@ def coverage_line(machine: Machine, threads: int) -> str:
 
 
 def find_self_test_problem(machine: Machine, threads: int) -> str:
-    """Why the file's self-test advises against it with so many threads, with the remedy; empty
+    """Why the file's self-test advises against it with a number of threads, with the remedy; empty
     where it passed.
     """
     tests = machine.self_tests_of(threads)

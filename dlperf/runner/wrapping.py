@@ -138,7 +138,7 @@ class _ScriptRun:
             self.session.end()
             if "torch" in sys.modules:
                 self.rendezvous.give(self.session.rank_findings(self.status).to_json())
-        except Exception as error:  # rank 0 misses it and says so
+        except Exception as error:  # rank 0 misses it and reports it
             if self._debug:
                 rank = self.rendezvous.world.rank
                 self.log(f"rank {rank} could not hand over its findings: {one_line(error)}", error)

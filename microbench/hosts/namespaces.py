@@ -33,7 +33,7 @@ _HOLD = 'hostname "$0" && echo ready && read -r _'
 
 
 class Unavailable(DlperfError):
-    """Hosts cannot be made here; the message says why."""
+    """Hosts cannot be made here; the message gives the reason."""
 
 
 @dataclass(frozen=True)

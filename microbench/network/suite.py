@@ -56,7 +56,7 @@ _PAIR_START_S = 25.0
 
 
 class _Unusable(DlperfError):
-    """Input that all ranks find unusable alike; rank 0 says so."""
+    """Input that all ranks find unusable alike; rank 0 reports it."""
 
 
 def measure_cluster(

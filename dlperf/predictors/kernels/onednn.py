@@ -14,7 +14,7 @@ BLOCK = 16
 """Channels of a block in oneDNN's layouts with 512-bit vectors of float32 (aBcd16b)."""
 _HALF_BLOCK = 8
 _PLAIN_WEIGHT_CHANNELS = 3
-"""Up to so many input channels the gradient of the weight reads the image as it is."""
+"""Up to a given number of input channels the gradient of the weight reads the image as it is."""
 _DEPTHWISE_WEIGHT_SIDE = 3
 """The longest kernel for which the gradient of a depthwise convolution's weight has a kernel of its
 own.

@@ -22,7 +22,7 @@ OWN_OPS = "(own ops)"
 
 @dataclass(frozen=True)
 class Case:
-    """One step: a target at a batch size, with so many threads."""
+    """One step: a target at a batch size, with a given number of threads."""
 
     target: str
     batch_size: int

@@ -192,8 +192,8 @@ def _inside(score: CaseScore) -> str:
 
 
 def case_columns(scores: Sequence[CaseScore]) -> list[Column]:
-    """One row a case: the step, its error and floor, the layers' errors and repeatabilities in
-    percent, the interval, where the price comes from.
+    """One row a case: step, error and repeatability, those of the layers, the interval, where the
+    price comes from; in percent.
     """
 
     def source(name: str) -> Callable[[CaseScore], str]:

@@ -70,7 +70,7 @@ def make_random_ops(
     """Random ops of every family, none twice and none whose signature is `known`; the same for the
     same seed.
 
-    `n_ops` of each family, by default as many as PLAN says. Raises DlperfError for more than
+    `n_ops` of each family, by default as many as PLAN has. Raises DlperfError for more than
     MOST_OPS or less than one.
     """
     if n_ops is not None:

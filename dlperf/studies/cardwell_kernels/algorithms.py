@@ -2,7 +2,7 @@
 Boruvka's minimum spanning tree and Dijkstra's shortest paths; each rank holds its share. They
 talk through a wire: collectives with a meter on them.
 
-:func:`share` says which rows are a rank's. Every function returns this rank's part of the result;
+:func:`share` names which rows are a rank's. Every function returns this rank's part of the result;
 nothing is random here.
 """
 
@@ -153,7 +153,7 @@ def share(n: int, rank: int, n_ranks: int) -> range:
 
 
 def grid_of(n_ranks: int) -> tuple[int, int]:
-    """(rows, columns) of the squarest grid of so many ranks; the paper's is square.
+    """(rows, columns) of the squarest grid of a given number of ranks; the paper's is square.
 
     >>> grid_of(121), grid_of(2), grid_of(12)
     ((11, 11), (1, 2), (3, 4))
@@ -322,7 +322,7 @@ def boruvka(wire: Wire, n_vertices: int, ends: Tensor, weights: Tensor, first_ed
     the same on all ranks.
 
     `ends` (E/P, 2) and `weights` (whole numbers from 0 to 2^30) are this rank's edges, `first_edge`
-    the number of its first one, of less than 2^32. Equal weights are told apart by the edges'
+    the number of its first one, of less than 2^32. Equal weights are distinguished by the edges'
     numbers. A round joins each component by its lightest outgoing edge: 8 bytes a vertex to find
     its key, 4 to find the component at its other end, the paper's 12.
     """

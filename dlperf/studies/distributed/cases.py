@@ -73,7 +73,7 @@ class DistributedForecast(MeasuredForecast):
     """A forecast beside the runs of it: a pair a run. `rate` is the links' while it ran,
     `calibrated_at` their rate when what the forecast rests on was measured (of a replay: recorded).
 
-    `right` is for kinds that are right or wrong (buckets, bound); `inside` tells whether the
+    `right` is for kinds that are right or wrong (buckets, bound); `inside` states whether the
     forecast's interval holds the median run, where there is one.
 
     >>> pairs = Pair(0.50, 0.45), Pair(0.50, 0.35)

@@ -159,7 +159,7 @@ def run_order(order: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status 0; 2 where the order or its target is unusable, 1 where the work fails, with one
-    line on stderr that says why.
+    line on stderr that gives the reason.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:

@@ -52,7 +52,7 @@ _SCHEMA = "dlperf.distributed_run"
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 Launch = Callable[[Sequence[str], int, str], None]
-"""Runs Python with so many words on each of so many ranks behind links of a rate (or UNSHAPED);
+"""Runs Python with so many words on each of a number of ranks behind links of a rate (or UNSHAPED);
 raises WorkFailed where a rank fails.
 """
 

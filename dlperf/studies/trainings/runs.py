@@ -103,7 +103,7 @@ class TrainingRunner:
         return epoch
 
     def samples_for(self, network: str, seconds: float) -> int:
-        """Samples whose epoch takes about so many seconds, a whole number of batches."""
+        """Samples whose epoch takes about a given number of seconds, a whole number of batches."""
         if (
             network not in self._sample_s
             # sampled once: all cases of a network train on as many samples
