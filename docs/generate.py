@@ -280,7 +280,7 @@ def _type(kind: Any) -> tuple[str, list[type]]:
         return " or ".join(word for word, _ in parts), [own for _, inner in parts for own in inner]
     if isinstance(kind, types.LiteralType):
         return " or ".join(f"`{value}`" for value in kind.values), []
-    if isinstance(kind, types.StructType):
+    if isinstance(kind, (types.StructType, types.DataclassType)):
         return f"*{_name(kind.cls)}*", [kind.cls]
     if isinstance(kind, (types.ListType, types.VarTupleType)):
         word, inner = _type(kind.item_type)

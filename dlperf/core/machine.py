@@ -16,8 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from dlperf.core import files
 from dlperf.core.clock import Samples, samples_from_record, samples_to_json
 from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
@@ -43,6 +41,8 @@ from dlperf.core.operators import (
 )
 from dlperf.core.records.conversion import convert, refuse
 from dlperf.core.records.machine import CostRecord, KernelRecord, MachineRecord
+from dlperf.core.records.machine import Cpu as Cpu
+from dlperf.core.records.machine import KernelModelFit as KernelModelFit
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
 SCHEMA, SCHEMA_VERSION, _LEAST_LEFT_OUT = "dlperf.machine", 3, 20
@@ -52,34 +52,6 @@ STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
 """Arrays that each STREAM kernel reads and writes (McCalpin's convention; write-allocate not
 counted).
 """
-
-
-@dataclass(frozen=True)
-class Cpu:
-    """What the machine is. Sizes in bytes; `caches` are per core (L1, L2) and per socket (L3), 0
-    where unknown.
-
-    `n_cores` are those that the system shows; where several of them are hardware threads of one
-    core, there are only `n_physical_cores` (0 where unknown).
-    """
-
-    model: str
-    n_cores: int
-    caches_bytes: tuple[int, int, int] = (0, 0, 0)
-    memory_bytes: int = 0
-    flags: tuple[str, ...] = ()
-    family: str = ""
-    n_physical_cores: int = 0
-
-    @property
-    def threads_per_core(self) -> int:
-        """Hardware threads that share a core; 1 where the system does not tell."""
-        return -(-self.n_cores // self.n_physical_cores) if self.n_physical_cores else 1
-
-    @property
-    def identity(self) -> tuple[str, str, int]:
-        """What makes two machines the same one for a machine file."""
-        return self.model, self.family, self.n_cores
 
 
 @dataclass(frozen=True)
@@ -117,26 +89,6 @@ class Bandwidth:
     def median_bytes_per_s(self) -> float:
         """The usual rate."""
         return self.moved_bytes / self.samples.median
-
-
-@dataclass(frozen=True)
-class KernelModelFit:
-    """How smooth the times of one curve's kernels are, and how well they are predicted from one
-    another, found once at the end of a calibration.
-
-    `length_scales` (in octaves, a coordinate each), `signal` and `noise` (standard deviations of
-    logarithms) are what :class:`dlperf.predictors.kernel_model.Hyperparameters` says.
-    `leave_one_out_fracs` are |predicted / measured - 1| of every kernel, predicted from all the
-    others.
-    """
-
-    variant: tuple[str, ...]
-    family: str
-    threads: int
-    length_scales: tuple[float, ...]
-    signal: float
-    noise: float
-    leave_one_out_fracs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -471,13 +423,9 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             "created": self.created,
             "versions": dict(self.versions),
             "cpu": {
-                "model": self.cpu.model,
-                "family": self.cpu.family,
-                "n_cores": self.cpu.n_cores,
+                **vars(self.cpu),
                 "caches_bytes": list(self.cpu.caches_bytes),
-                "memory_bytes": self.cpu.memory_bytes,
                 "flags": list(self.cpu.flags),
-                "n_physical_cores": self.cpu.n_physical_cores,
             },
             "mode": self.mode,
             "groups": list(self.groups),
@@ -496,9 +444,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             "costs": [_cost_to_json(cost) for cost in self.costs],
             "kernel_models": [
                 {
+                    **vars(c),
                     "variant": list(c.variant),
-                    "family": c.family,
-                    "threads": c.threads,
                     "length_scales": list(c.length_scales),
                     "signal": float(f"{c.signal:.4g}"),
                     "noise": float(f"{c.noise:.4g}"),
@@ -523,22 +470,14 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         measurement can have made.
         """
         record = convert(data, MachineRecord)
-        cpu, tensors = record.cpu, tensors_from_records(record.tensors)
+        tensors = tensors_from_records(record.tensors)
 
         def kernel(entry: str, row: KernelRecord) -> Kernel:
             op = Op(row.op.name, *arguments_from_json(row.op.args, row.op.kwargs, tensors, entry))
             return Kernel(op, row.family, row.threads, samples_from_record(row))
 
         return cls(
-            cpu=Cpu(
-                cpu.model,
-                cpu.n_cores,
-                cpu.caches_bytes,
-                cpu.memory_bytes,
-                tuple(cpu.flags),
-                cpu.family,
-                cpu.n_physical_cores,
-            ),
+            cpu=record.cpu,
             kernels=tuple(
                 kernel(f"kernels[{number}].op", row) for number, row in enumerate(record.kernels)
             ),
@@ -549,32 +488,21 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                 for b in record.bandwidths
             ),
             costs=tuple(_cost(f"costs[{number}]", row) for number, row in enumerate(record.costs)),
-            kernel_models=tuple(
-                KernelModelFit(
-                    tuple(c.variant),
-                    c.family,
-                    c.threads,
-                    tuple(c.length_scales),
-                    c.signal,
-                    c.noise,
-                    tuple(c.leave_one_out_fracs),
-                )
-                for c in record.kernel_models
-            ),
+            kernel_models=record.kernel_models,
             footprints=tuple(Footprint(row.name, round(row.bytes)) for row in record.footprints),
             mode=record.mode,
-            groups=tuple(record.groups),
+            groups=record.groups,
             co_runs=tuple(
                 co_run_from_record(row, f"co_runs[{number}]")
                 for number, row in enumerate(record.co_runs)
             ),
             complete=record.complete,
-            notes=tuple(record.notes),
+            notes=record.notes,
             versions=record.versions,
             created=record.created,
-            coverage=tuple(Coverage(**structs.asdict(row)) for row in record.coverage),
-            disturbances=tuple(Disturbance(**structs.asdict(row)) for row in record.disturbances),
-            self_tests=tuple(SelfTest(**structs.asdict(row)) for row in record.self_tests),
+            coverage=record.coverage,
+            disturbances=record.disturbances,
+            self_tests=record.self_tests,
         )
 
 

@@ -8,7 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
 
+from msgspec import Meta
+
+from dlperf.core.records.conversion import Name, PositiveSeconds, Threads, Whole
 from dlperf.core.units import format_percent, format_seconds
 
 _LEAST_HALF_WIDTH = 1e-3
@@ -20,14 +24,14 @@ WORST_MEDIAN_FRAC = 0.3
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of a calibration's planned points of a group of kernels were measured with so many
+    """How many of a calibration's planned points of a group of kernels were measured with `threads`
     threads.
     """
 
-    group: str
-    threads: int
-    n_measured: int
-    n_planned: int
+    group: Name  #: Group of kernels.
+    threads: Threads  #: Number of threads.
+    n_measured: Whole  #: Measured points.
+    n_planned: Whole  #: Planned points.
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,15 @@ class Disturbance:
     """A group of measurements that co-tenants disturbed: involuntary context switches per second
     (0 where they were few), and kernels without a sample on an undisturbed core (0 likewise).
 
-    >>> Disturbance("conv", 1, switches_per_s=72.0).note
+    >>> Disturbance("conv", 1, 72.0, n_unsteady=0, n_kernels=9).note
     'busy while measuring conv with 1 thread(s): the core was taken away 72 times a second'
     """
 
-    group: str
-    threads: int
-    switches_per_s: float = 0.0
-    n_unsteady: int = 0
-    n_kernels: int = 0
+    group: Name  #: Group of kernels.
+    threads: Threads  #: Number of threads.
+    switches_per_s: Annotated[float, Meta(ge=0, le=1e12)]  #: Involuntary context switches.
+    n_unsteady: Whole  #: Kernels without an undisturbed sample.
+    n_kernels: Whole  #: Kernels of the group.
 
     @property
     def note(self) -> str:
@@ -69,13 +73,13 @@ class SelfTest:
     `measured_s` is the median step.
     """
 
-    name: str
-    threads: int
-    seed: int
-    predicted_s: float
-    low_s: float
-    high_s: float
-    measured_s: float
+    name: Name  #: Kind of network.
+    threads: Threads  #: Number of threads.
+    seed: Whole  #: Seed of its sizes.
+    predicted_s: PositiveSeconds  #: Predicted step.
+    low_s: PositiveSeconds  #: Lower end of the 90 % interval.
+    high_s: PositiveSeconds  #: Upper end of the 90 % interval.
+    measured_s: PositiveSeconds  #: Measured step.
 
     @property
     def error_frac(self) -> float:

@@ -197,7 +197,9 @@ def test_busy_groups_are_a_remark() -> None:
         )
         return machine_of(
             groups=groups,
-            disturbances=tuple(Disturbance(f"group {number}", 1, 50.0) for number in range(n_busy)),
+            disturbances=tuple(
+                Disturbance(f"group {number}", 1, 50.0, 0, 9) for number in range(n_busy)
+            ),
             notes=(
                 "1 other process(es) were running when the measuring began; times may be too long",
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -11,28 +12,44 @@ from dlperf.core.records.conversion import (
     Name,
     Positive,
     PositiveSamplesRecord,
-    PositiveSeconds,
     Seconds,
     Text,
     Threads,
     Whole,
 )
 from dlperf.core.records.trace import TensorRecord
+from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
 Octaves = Annotated[float, Meta(ge=1e-9, le=1e6)]
 Error = Annotated[float, Meta(ge=0, le=1e12)]
 
 
-class CpuRecord(Struct, gc=False):
-    """The processor. Sizes in bytes."""
+@dataclass(frozen=True)
+class Cpu:
+    """The processor. Sizes in bytes; `caches_bytes` are per core (L1, L2) and per socket (L3), 0
+    where unknown.
+
+    `n_cores` are those that the system shows; where several of them are hardware threads of one
+    core, there are only `n_physical_cores` (0 where unknown).
+    """
 
     model: Text  #: Name of the model.
-    family: Text  #: Vendor, family, model, stepping.
     n_cores: Threads  #: Cores that the process may use.
-    caches_bytes: tuple[Whole, Whole, Whole]  #: L1, L2, L3; 0 if unknown.
-    memory_bytes: Whole  #: Main memory.
-    flags: list[Text]  #: Instruction sets.
+    caches_bytes: tuple[Whole, Whole, Whole] = (0, 0, 0)  #: L1, L2, L3; 0 if unknown.
+    memory_bytes: Whole = 0  #: Main memory.
+    flags: tuple[Text, ...] = ()  #: Instruction sets.
+    family: Text = ""  #: Vendor, family, model, stepping.
     n_physical_cores: Annotated[int, Meta(ge=0, le=2**16)] = 0  #: Cores without SMT; 0 if unknown.
+
+    @property
+    def threads_per_core(self) -> int:
+        """Hardware threads that share a core; 1 where the number of cores is unknown."""
+        return -(-self.n_cores // self.n_physical_cores) if self.n_physical_cores else 1
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What makes two machines the same one for a machine file."""
+        return self.model, self.family, self.n_cores
 
 
 class BandwidthRecord(PositiveSamplesRecord, gc=False, kw_only=True):
@@ -58,16 +75,23 @@ class CostRecord(Struct, gc=False, kw_only=True):
     disturbed: Whole = 0  #: Samples that were dropped.
 
 
-class KernelModelRecord(Struct, gc=False):
-    """GP hyperparameters of a kernel model, and its leave-one-out errors."""
+@dataclass(frozen=True)
+class KernelModelFit:
+    """GP hyperparameters of a kernel model and its leave-one-out errors, found once at the end of a
+    calibration; see :class:`dlperf.predictors.kernel_model.Hyperparameters`.
 
-    variant: Annotated[list[Text], Meta(min_length=1)]  #: Operator, dtype, and further names.
+    `leave_one_out_fracs` are |predicted / measured - 1| of every kernel, predicted from all the
+    others.
+    """
+
+    #: Operator, dtype, and further names.
+    variant: Annotated[tuple[Text, ...], Meta(min_length=1)]
     family: Name  #: Family of kernels.
     threads: Threads  #: Number of threads.
-    length_scales: list[Octaves]  #: One per feature, in octaves.
+    length_scales: tuple[Octaves, ...]  #: One per feature, in octaves.
     signal: Octaves  #: Standard deviation of ln t.
     noise: Octaves  #: Standard deviation of ln t of a sample.
-    leave_one_out_fracs: list[Error]  #: Errors at left-out points.
+    leave_one_out_fracs: tuple[Error, ...]  #: Errors at left-out points.
 
 
 class FootprintRecord(Struct, gc=False):
@@ -93,54 +117,23 @@ class KernelRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     threads: Threads  #: Number of threads.
 
 
-class CoverageRecord(Struct, gc=False):
-    """How many planned points of a group of kernels were measured."""
-
-    group: Name  #: Group of kernels.
-    threads: Threads  #: Number of threads.
-    n_measured: Whole  #: Measured points.
-    n_planned: Whole  #: Planned points.
-
-
-class DisturbanceRecord(Struct, gc=False):
-    """A group of measurements that co-tenants disturbed."""
-
-    group: Name  #: Group of kernels.
-    threads: Threads  #: Number of threads.
-    switches_per_s: Annotated[float, Meta(ge=0, le=1e12)]  #: Involuntary context switches.
-    n_unsteady: Whole  #: Kernels without an undisturbed sample.
-    n_kernels: Whole  #: Kernels of the group.
-
-
-class SelfTestRecord(Struct, gc=False):
-    """A step of a random network, predicted and measured."""
-
-    name: Name  #: Kind of network.
-    threads: Threads  #: Number of threads.
-    seed: Whole  #: Seed of its sizes.
-    predicted_s: PositiveSeconds  #: Predicted step.
-    low_s: PositiveSeconds  #: Lower end of the 90 % interval.
-    high_s: PositiveSeconds  #: Upper end of the 90 % interval.
-    measured_s: PositiveSeconds  #: Measured step.
-
-
 class MachineRecord(Struct, gc=False):
     """A measured machine."""
 
     created: Text  #: Time of the calibration, ISO 8601.
     versions: dict[str, Text]  #: dlperf, Python, system, torch, numpy.
-    cpu: CpuRecord  #: The processor.
+    cpu: Cpu  #: The processor.
     mode: Text  #: `quick`, `full` or `thorough`.
-    groups: list[Text]  #: Finished groups; a calibration resumes after them.
+    groups: tuple[Text, ...]  #: Finished groups; a calibration resumes after them.
     complete: bool  #: Whether no planned point is left out.
-    notes: list[Text]  #: Remarks of the calibration.
+    notes: tuple[Text, ...]  #: Remarks of the calibration.
     bandwidths: list[BandwidthRecord]  #: Memory sweeps.
     costs: list[CostRecord]  #: Framework and system costs.
-    kernel_models: list[KernelModelRecord]  #: What a search found, for each kernel variant.
+    kernel_models: tuple[KernelModelFit, ...]  #: What a search found, for each kernel variant.
     footprints: list[FootprintRecord]  #: Memory that torch takes.
     kernels: list[KernelRecord]  #: Timed operators.
     tensors: list[TensorRecord]  #: The tensors that calls refer to by number.
-    coverage: list[CoverageRecord]  #: Points by group.
-    disturbances: list[DisturbanceRecord]  #: Groups that co-tenants disturbed.
-    self_tests: list[SelfTestRecord]  #: Steps of random networks.
+    coverage: tuple[Coverage, ...]  #: Points by group.
+    disturbances: tuple[Disturbance, ...]  #: Groups that co-tenants disturbed.
+    self_tests: tuple[SelfTest, ...]  #: Steps of random networks.
     co_runs: list[CoRunRecord] = []  #: Worker processes at once.
