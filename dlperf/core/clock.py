@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dlperf.core.conversion import PositiveSamplesRecord, SamplesRecord
 from dlperf.core.errors import DlperfError
-from dlperf.core.records.conversion import PositiveSamplesRecord, SamplesRecord
 
 try:
     import resource

@@ -16,6 +16,7 @@ from typing import Any, get_args
 from dlperf.core import files
 from dlperf.core.clock import Samples, samples_from_record, samples_to_json
 from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
+from dlperf.core.conversion import check_unique, convert, refuse
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.records.cluster import (
@@ -25,7 +26,6 @@ from dlperf.core.records.cluster import (
     Kind,
     LinkRecord,
 )
-from dlperf.core.records.conversion import check_unique, convert, refuse
 
 SCHEMA, SCHEMA_VERSION = "dlperf.cluster", 2
 DISTANCES: tuple[str, ...] = get_args(Distance)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlperf.core.clock import Samples, samples_from_record, samples_to_json
+from dlperf.core.conversion import CoRunRecord, refuse
 from dlperf.core.errors import DlperfError
-from dlperf.core.records.conversion import CoRunRecord, refuse
 
 PREPARATION = "preparation"
 """Kind of work: from the start of the worker processes until all of them have imported torch and

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dlperf.core import files
+from dlperf.core.conversion import convert, refuse
 from dlperf.core.errors import DlperfError
 from dlperf.core.records.communication import CommunicationRecord, EventRecord, Kind, RankStepRecord
-from dlperf.core.records.conversion import convert, refuse
 
 SCHEMA, SCHEMA_VERSION = "dlperf.communication", 1
 LAUNCH, WAIT = "launch", "wait"

@@ -19,6 +19,7 @@ from typing import Any
 from dlperf.core import files
 from dlperf.core.clock import Samples, samples_from_record, samples_to_json
 from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
+from dlperf.core.conversion import convert, refuse
 from dlperf.core.costs import (
     CONTENTION,
     CONTENTION_LONG,
@@ -39,7 +40,6 @@ from dlperf.core.operators import (
     op_to_json,
     tensors_from_records,
 )
-from dlperf.core.records.conversion import convert, refuse
 from dlperf.core.records.machine import CostRecord, KernelRecord, MachineRecord
 from dlperf.core.records.machine import Cpu as Cpu
 from dlperf.core.records.machine import KernelModelFit as KernelModelFit

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from dlperf.core import files
 from dlperf.core.clock import Samples, samples_from_record
-from dlperf.core.display import Displayed
-from dlperf.core.errors import DlperfError
-from dlperf.core.records.conversion import (
+from dlperf.core.conversion import (
     PositiveSamplesRecord,
     SamplesRecord,
     check_unique,
     convert,
     refuse,
 )
+from dlperf.core.display import Displayed
+from dlperf.core.errors import DlperfError
 from dlperf.core.records.measurement import MeasurementRecord
 from dlperf.core.trace import Trace, trace_from_record
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn, Union
 
-from dlperf.core.records.conversion import MOST, refuse
+from dlperf.core.conversion import MOST, refuse
 from dlperf.core.records.trace import OpRecord, TensorRecord
 
 _SYMBOLS = ("dtype", "device", "layout", "memory_format")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dlperf.core import files
+from dlperf.core.conversion import check_unique, convert, refuse
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.operators import (
@@ -29,7 +30,6 @@ from dlperf.core.operators import (
     tensors_from_records,
     tensors_in,
 )
-from dlperf.core.records.conversion import check_unique, convert, refuse
 from dlperf.core.records.trace import Phase, TraceRecord
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from dlperf.core.records.conversion import Name, PositiveSeconds, Threads, Whole
+from dlperf.core.conversion import Name, PositiveSeconds, Threads, Whole
 from dlperf.core.units import format_percent, format_seconds
 
 _LEAST_HALF_WIDTH = 1e-3

@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from dlperf.core.conversion import Name, Positive, Seconds, Text, Threads, Whole, convert
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import kind_of, read_json, schema_of
 from dlperf.core.measurement import SCHEMA as MEASUREMENT
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PHASES
-from dlperf.core.records.conversion import Name, Positive, Seconds, Text, Threads, Whole, convert
 from dlperf.forecast.prediction import SCHEMA as PREDICTION
 from dlperf.forecast.prediction import Prediction
 from dlperf.report import step_comparison as export

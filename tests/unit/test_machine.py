@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from dlperf.core.clock import Samples
+from dlperf.core.conversion import shown
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Bandwidth, Cpu, Kernel, KernelModelFit, Machine, default_path
-from dlperf.core.records.conversion import shown
 from dlperf.core.trace import Op, Symbol, TensorSpec
 
 T = TensorSpec.contiguous

@@ -11,8 +11,8 @@ import pytest
 from calibrated_cases import machine as made_up
 
 from dlperf.cli.validation import PARTS
+from dlperf.core.conversion import convert
 from dlperf.core.errors import DlperfError, WorkFailed
-from dlperf.core.records.conversion import convert
 from dlperf.studies.accuracy.archive import Archive
 from dlperf.studies.distributed import study as distributed_study
 from dlperf.studies.results import Pair, Provenance

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from dlperf.core.records.conversion import Name, Text, Threads, Whole
+from dlperf.core.conversion import Name, Text, Threads, Whole
 
 Kind = Literal[
     "all_reduce",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from dlperf.core.records.conversion import (
+from dlperf.core.conversion import (
     CoRunRecord,
     Name,
     Positive,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from dlperf.core.records.conversion import (
+from dlperf.core.conversion import (
     Name,
     Positive,
     PositiveSamplesRecord,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from dlperf.core.records.conversion import Fraction, IndexOrNone, Name, Positive, Text, Whole
+from dlperf.core.conversion import Fraction, IndexOrNone, Name, Positive, Text, Whole
 
 Phase = Literal["zero_grad", "forward", "backward", "optimizer"]
 

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dlperf.core.conversion import convert
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import read_json, write_json
 from dlperf.core.host import this_cpu, versions
 from dlperf.core.measurement import Measurement
-from dlperf.core.records.conversion import convert
 from dlperf.core.trace import Trace
 from dlperf.report.writing import slug
 from dlperf.studies.accuracy.baselines import BaselineEstimate

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dlperf.core import child_process
-from dlperf.core.records.conversion import Name, Seconds, convert
+from dlperf.core.conversion import Name, Seconds, convert
 from dlperf.studies.accuracy.cases import LAYER_PHASES, Case, CaseScore, Reference
 from dlperf.studies.accuracy.scoring import case_score, layer_scores
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dlperf.core.cluster import Cluster
+from dlperf.core.conversion import Positive, PositiveSeconds, Whole, convert
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.files import schema_of, write_text
 from dlperf.core.host import available_cores, this_cpu, versions
-from dlperf.core.records.conversion import Positive, PositiveSeconds, Whole, convert
 from dlperf.core.trace import Trace
 from dlperf.core.units import KIB, MIB, UNSHAPED, parse_rate
 from dlperf.forecast.prediction import Prediction

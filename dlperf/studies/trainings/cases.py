@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from dlperf.core.records.conversion import Name, Positive, Text
+from dlperf.core.conversion import Name, Positive, Text
 from dlperf.models.threads import delta_frac
 from dlperf.studies.accuracy.cases import median_or_none
 from dlperf.studies.results import MeasuredForecast, Pair, Provenance

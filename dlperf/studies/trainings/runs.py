@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from dlperf.core import child_process
+from dlperf.core.conversion import convert
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Machine
-from dlperf.core.records.conversion import convert
 from dlperf.profiler import peak_memory
 from dlperf.report.writing import slug
 from dlperf.studies.accuracy.archive import Archive
