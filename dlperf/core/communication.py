@@ -8,89 +8,26 @@ communication and waiting for others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from dlperf.core import files
 from dlperf.core.conversion import convert, refuse
 from dlperf.core.errors import DlperfError
-from dlperf.core.records.communication import CommunicationRecord, EventRecord, Kind, RankStepRecord
+from dlperf.core.records.communication import CommunicationRecord, Kind
+from dlperf.core.records.communication import Event as Event
+from dlperf.core.records.communication import RankStep as RankStep
 
 SCHEMA, SCHEMA_VERSION = "dlperf.communication", 1
-LAUNCH, WAIT = "launch", "wait"
+LAUNCH: Final = "launch"
+WAIT: Final = "wait"
 KINDS: tuple[str, ...] = get_args(Kind)
 MESSAGES = ("send", "recv")
 """The kinds that join two ranks; the others are collectives of their whole group."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 """The collectives that have a root."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A rank issues a call (`launch`), or blocks for one (`wait`); seconds from the start of its
-    step.
-
-    `call` numbers the rank's calls from 0 on, in the order of their launches; a wait bears the
-    number of its launch, which may lie in a step before. A blocking call is a launch followed by
-    its wait; a call may be waited for more than once, or never. `n_bytes` is the whole vector, as
-    in a cluster file: what each rank puts into an all-reduce, reduce-scatter, broadcast, reduce or
-    all-to-all, and what comes of an all-gather or gather or goes into a scatter; of a message its
-    own size. `group` is a place in :attr:`Communication.groups`. `peer` is the rank at the other
-    end of a message (None: any sender) or the root of a rooted collective, both numbered as in the
-    world; None elsewhere. `done_s` of a launch is when the call was complete, None where that could
-    not be seen.
-    """
-
-    op: str
-    call: int
-    kind: str
-    n_bytes: int
-    group: int
-    at_s: float
-    until_s: float
-    peer: int | None = None
-    done_s: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """How long the rank issued, or blocked."""
-        return self.until_s - self.at_s
-
-
-@dataclass(frozen=True, slots=True)
-class RankStep:
-    """A rank's step from the end of the optimizer's step before to the end of its own, on the
-    rank's own clock (seconds, from any origin).
-
-    A program without optimizers has one: from its first call to the end of its last.
-
-    `events` are in the order of their starts and do not overlap; what lies between them is the
-    rank's computation, and whatever else it does. `first`: the first step after the model was
-    wrapped, in which DistributedDataParallel has not found its buckets yet.
-    """
-
-    begin_s: float
-    end_s: float
-    events: tuple[Event, ...] = ()
-    first: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return self.end_s - self.begin_s
-
-    @property
-    def launches(self) -> Iterator[Event]:
-        """The calls issued."""
-        return (event for event in self.events if event.op == LAUNCH)
-
-    @property
-    def waits(self) -> Iterator[Event]:
-        """The blocking."""
-        return (event for event in self.events if event.op == WAIT)
 
 
 @dataclass(frozen=True)
@@ -171,14 +108,19 @@ class Communication:
         launched: set[int] = set()
         newest = -1
         for index, step in enumerate(steps):
+            entry = f"ranks[{rank}].steps[{index}]"
+            if step.end_s < step.begin_s:
+                refuse(f"{entry}.end_s", step.end_s, f"at least begin_s, {step.begin_s}")
             if index and step.begin_s < steps[index - 1].end_s:
                 refuse(
-                    f"ranks[{rank}].steps[{index}].begin_s",
+                    f"{entry}.begin_s",
                     step.begin_s,
                     f"at least the end of the step before, {steps[index - 1].end_s}",
                 )
             for number, event in enumerate(step.events):
-                where = f"ranks[{rank}].steps[{index}].events[{number}]"
+                where = f"{entry}.events[{number}]"
+                if event.until_s < event.at_s:
+                    refuse(f"{where}.until_s", event.until_s, f"at least at_s, {event.at_s}")
                 if number and event.at_s < step.events[number - 1].until_s:
                     refuse(
                         f"{where}.at_s",
@@ -309,20 +251,14 @@ class Communication:
                     f"{index}: ranks stand in order, none is left out",
                 )
         return cls(
-            hosts=tuple(record.hosts),
-            groups=tuple(map(tuple, record.groups)),
-            steps=tuple(
-                tuple(
-                    _step_from_record(step, f"ranks[{rank}].steps[{index}]")
-                    for index, step in enumerate(row.steps)
-                )
-                for rank, row in enumerate(record.ranks)
-            ),
+            hosts=record.hosts,
+            groups=record.groups,
+            steps=tuple(row.steps for row in record.ranks),
             script=record.script,
             backend=record.backend,
             threads=record.threads,
             machine=record.machine,
-            notes=tuple(record.notes),
+            notes=record.notes,
             versions=record.versions,
             created=record.created,
         )
@@ -353,20 +289,4 @@ def step_to_json(step: RankStep) -> dict[str, Any]:
 
 def step_from_json(row: dict[str, Any]) -> RankStep:
     """The step of :func:`step_to_json`. Raises DlperfError naming an entry that does not fit."""
-    return _step_from_record(convert(row, RankStepRecord), "step")
-
-
-def _step_from_record(record: RankStepRecord, entry: str) -> RankStep:
-    if record.end_s < record.begin_s:
-        refuse(f"{entry}.end_s", record.end_s, f"at least begin_s, {record.begin_s}")
-    events = tuple(
-        _event_from_record(event, f"{entry}.events[{index}]")
-        for index, event in enumerate(record.events)
-    )
-    return RankStep(record.begin_s, record.end_s, events, record.first)
-
-
-def _event_from_record(e: EventRecord, entry: str) -> Event:
-    if e.until_s < e.at_s:
-        refuse(f"{entry}.until_s", e.until_s, f"at least at_s, {e.at_s}")
-    return Event(e.op, e.call, e.kind, e.bytes, e.group, e.at_s, e.until_s, e.peer, e.done_s)
+    return convert(row, RankStep)

@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from dlperf.core import files
 from dlperf.core.clock import Samples, samples_from_record, samples_to_json
 from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
@@ -41,7 +43,6 @@ from dlperf.core.operators import (
     tensors_from_records,
 )
 from dlperf.core.records.machine import CostRecord, KernelRecord, MachineRecord
-from dlperf.core.records.machine import Cpu as Cpu
 from dlperf.core.records.machine import KernelModelFit as KernelModelFit
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
@@ -52,6 +53,34 @@ STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
 """Arrays that each STREAM kernel reads and writes (McCalpin's convention; write-allocate not
 counted).
 """
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """What the machine is. Sizes in bytes; `caches_bytes` are per core (L1, L2) and per socket
+    (L3), 0 where unknown.
+
+    `n_cores` are those that the system shows; where several of them are hardware threads of one
+    core, there are only `n_physical_cores` (0 where unknown).
+    """
+
+    model: str
+    n_cores: int
+    caches_bytes: tuple[int, int, int] = (0, 0, 0)
+    memory_bytes: int = 0
+    flags: tuple[str, ...] = ()
+    family: str = ""
+    n_physical_cores: int = 0
+
+    @property
+    def threads_per_core(self) -> int:
+        """Hardware threads that share a core; 1 where the number of cores is unknown."""
+        return -(-self.n_cores // self.n_physical_cores) if self.n_physical_cores else 1
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What makes two machines the same one for a machine file."""
+        return self.model, self.family, self.n_cores
 
 
 @dataclass(frozen=True)
@@ -477,7 +506,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             return Kernel(op, row.family, row.threads, samples_from_record(row))
 
         return cls(
-            cpu=record.cpu,
+            cpu=Cpu(**structs.asdict(record.cpu)),
             kernels=tuple(
                 kernel(f"kernels[{number}].op", row) for number, row in enumerate(record.kernels)
             ),

@@ -29,6 +29,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from dlperf.core.clock import Clock
 from dlperf.core.patching import wrap_attribute
+from dlperf.core.records.communication import Kind
 from dlperf.recorder.tensors import tensors_of
 from dlperf.runner.communication_recording import (
     CollectiveCall,
@@ -38,7 +39,7 @@ from dlperf.runner.communication_recording import (
     assemble,
 )
 
-_KINDS = {
+_KINDS: dict[str, tuple[Kind, str]] = {
     "allreduce_": ("all_reduce", "tensors"),
     "allreduce_coalesced_": ("all_reduce", "tensors"),
     "allgather_": ("all_gather", "output_tensors"),
@@ -167,7 +168,7 @@ class CollectiveRecorder:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def _put(self, name: str, kind: str, argument: str) -> None:
+    def _put(self, name: str, kind: Kind, argument: str) -> None:
         operator = getattr(torch.ops.c10d, name).default
         names = [one.name for one in operator._schema.arguments]
         tensors = names.index(argument) if argument else names.index("tensor")

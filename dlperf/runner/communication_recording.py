@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlperf.core.communication import LAUNCH, WAIT, Event, RankStep, step_from_json, step_to_json
+from dlperf.core.records.communication import Kind, Operation
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class CollectiveCall:
     the code in C++ that may wait for it. `waits`: waits in Python, (from, until).
     """
 
-    kind: str
+    kind: Kind
     n_bytes: int
     group: str
     at: float
@@ -116,7 +117,7 @@ def assemble(
         begin = ordered[0].at
         end = max(max([call.until, *(until for _, until in call.waits)]) for call in ordered)
         events = _events(ordered, numbers, begin, math.nextafter(end, math.inf), set())
-        return (RecordedStep(WHOLE_RUN, RankStep(begin, end, tuple(events))),)
+        return (RecordedStep(WHOLE_RUN, RankStep(begin, end, tuple(events), first=False)),)
     own = [mark for mark in marks if mark.optimizer == optimizer]
     spans = [] if first_began is None or not own else [(0, first_began, own[0], True)]
     spans += [
@@ -167,7 +168,7 @@ def _events(
 
     `kept`: the calls launched so far in steps kept.
     """
-    seen: list[tuple[float, float, str, int, CollectiveCall]] = []
+    seen: list[tuple[float, float, Operation, int, CollectiveCall]] = []
     for number, call in enumerate(ordered):
         if begin <= call.at < end:
             kept.add(number)

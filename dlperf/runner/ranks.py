@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from dlperf.core import host, units
 from dlperf.core.communication import Communication, RankStep
 from dlperf.core.errors import DlperfError, one_line
@@ -199,7 +201,7 @@ class MergedRanks:
                 continue
             launched |= {event.call for event in recorded.step.launches}
             events = (
-                replace(event, group=own[event.group])
+                structs.replace(event, group=own[event.group])
                 for event in recorded.step.events
                 if event.call in launched
             )

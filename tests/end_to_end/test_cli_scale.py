@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from dlperf.core.communication import Communication, Event, RankStep
 
@@ -255,7 +255,10 @@ def trace_file(tmp_path: Path) -> Path:
     )
     steps = tuple(
         RankStep(
-            0.03 * n, 0.03 * (n + 1), tuple(replace(event, call=n) for event in events), n == 0
+            0.03 * n,
+            0.03 * (n + 1),
+            tuple(structs.replace(event, call=n) for event in events),
+            n == 0,
         )
         for n in range(3)
     )

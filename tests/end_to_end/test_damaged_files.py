@@ -172,7 +172,9 @@ def communication() -> Communication:
         0.0, 1.0, (*call(0, "all_reduce", 0.2), *call(1, "broadcast", 0.4, 0)), first=True
     )
     zero, one = (
-        RankStep(1.0, 2.0, (*call(2, "all_reduce", 0.2), *call(3, kind, 0.5, 1 - rank)))
+        RankStep(
+            1.0, 2.0, (*call(2, "all_reduce", 0.2), *call(3, kind, 0.5, 1 - rank)), first=False
+        )
         for rank, kind in enumerate(("send", "recv"))
     )
     return Communication(

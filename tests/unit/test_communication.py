@@ -34,9 +34,14 @@ def call(
 def two_ranks() -> Communication:
     """Two steps each; rank 0 sends a message to rank 1 in the second."""
     first = RankStep(5.0, 6.0, call(0, "all_reduce", 0.2), first=True)
-    zero = RankStep(6.0, 7.0, (*call(1, "all_reduce", 0.2), *call(2, "send", 0.5, peer=1)))
+    zero = RankStep(
+        6.0, 7.0, (*call(1, "all_reduce", 0.2), *call(2, "send", 0.5, peer=1)), first=False
+    )
     one = RankStep(
-        6.0, 7.0, (*call(1, "recv", 0.1, peer=0), *call(2, "all_reduce", 0.5, n_bytes=16))
+        6.0,
+        7.0,
+        (*call(1, "recv", 0.1, peer=0), *call(2, "all_reduce", 0.5, n_bytes=16)),
+        first=False,
     )
     return Communication(
         ("a", "b"),
@@ -103,6 +108,7 @@ def test_groups_count_their_calls_apart_and_a_missing_partner_leaves_a_meeting_i
             *call(1, "broadcast", 0.3, peer=1),
             *call(2, "send", 0.5, 0, peer=1),
         ),
+        first=False,
     )
     one = RankStep(
         0.0,
@@ -112,6 +118,7 @@ def test_groups_count_their_calls_apart_and_a_missing_partner_leaves_a_meeting_i
             *call(1, "barrier", 0.3, 0, group=1),
             *call(2, "recv", 0.5, 0),
         ),
+        first=False,
     )
     meetings = Communication(("a", "a"), ((0, 1), (0, 1)), ((zero,), (one,))).meetings
     assert [(m.kind, m.group, len(m.launches), m.complete, m.root) for m in meetings] == [
@@ -123,7 +130,9 @@ def test_groups_count_their_calls_apart_and_a_missing_partner_leaves_a_meeting_i
 
 
 def test_calls_that_cannot_belong_together_are_refused() -> None:
-    zero, one = (RankStep(0.0, 1.0, call(0, kind, 0.1)) for kind in ("all_reduce", "all_gather"))
+    zero, one = (
+        RankStep(0.0, 1.0, call(0, kind, 0.1), first=False) for kind in ("all_reduce", "all_gather")
+    )
     with pytest.raises(
         DlperfError, match="call 0 on group 0 is all_reduce on rank 0 and all_gather on rank 1"
     ):

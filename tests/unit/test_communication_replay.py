@@ -357,10 +357,14 @@ def test_calls_that_nobody_waits_for_and_clocks_that_nothing_ties() -> None:
 
 
 def test_a_trace_without_a_call() -> None:
-    trace = Communication(("a",), ((0,),), ((RankStep(0.0, 1.5), RankStep(1.5, 3.0)),))
+    trace = Communication(
+        ("a",),
+        ((0,),),
+        ((RankStep(0.0, 1.5, (), first=False), RankStep(1.5, 3.0, (), first=False)),),
+    )
     row = replay_communication(trace, cluster()).rows[0]
     assert (row.step_s, row.exposed_communication_s, row.bound) == (1.5, 0.0, "compute")
-    empty = replace(trace, steps=((RankStep(0.0, 0.0),),))
+    empty = replace(trace, steps=((RankStep(0.0, 0.0, (), first=False),),))
     assert (
         replay_communication(empty, cluster()).rows[0].step_s,
         replay_communication(empty, cluster()).rows[0].p90_s,
@@ -409,7 +413,9 @@ def test_waking_up_after_a_call_is_kept() -> None:
         Event("wait", 0, "all_reduce", MIB, 0, 1.0, 2.1),
     )
     trace = Communication(
-        HOSTS, ((0, 1),), ((RankStep(0.0, 2.5, events),), (RankStep(0.0, 2.5, events),))
+        HOSTS,
+        ((0, 1),),
+        ((RankStep(0.0, 2.5, events, first=False),), (RankStep(0.0, 2.5, events, first=False),)),
     )
     found = replay_communication(trace, cluster(MIB / 2), cluster())
     assert found.rows[0].step_s == pytest.approx(1.0 + 2.0 + 0.1 + 0.4)
@@ -499,7 +505,7 @@ def test_a_completion_that_is_told_late_does_not_outlast_a_wait() -> None:
                 )
             )
             events.append(Event("wait", number, "all_reduce", MIB, 0, 1.0 + number, 1.5 + number))
-        return (RankStep(0.0, 4.0, tuple(events)),)
+        return (RankStep(0.0, 4.0, tuple(events), first=False),)
 
     (segment,), _ = recorded_segments(Communication(HOSTS, ((0, 1),), (rank(3.5), rank(3.9))))
     assert [one.end_s for one in segment.calls] == [1.5, 2.5, 3.5]

@@ -59,7 +59,7 @@ def team(hosts: tuple[str, ...] = ("a", "b")) -> MergedRanks:
             Event("launch", 0, "all_reduce", MIB, 0, at_s, at_s, None, 4.0),
             Event("wait", 0, "all_reduce", MIB, 0, at_s, 4.0),
         )
-        step = RecordedStep(3, RankStep(0.0, 7.0, events), 6.0, 4.0 - at_s)
+        step = RecordedStep(3, RankStep(0.0, 7.0, events, first=False), 6.0, 4.0 - at_s)
         found[rank] = RankFindings(
             rank, name, 0, "", (step,), (("0", tuple(range(len(hosts)))),), "gloo"
         )

@@ -29,7 +29,7 @@ def reduced(
 def trace(*ranks: list[Event], origins: tuple[float, ...] = (0.0, 0.0, 0.0)) -> Communication:
     """One step of 10 s for each rank; each rank's clock has its own origin."""
     steps = tuple(
-        (RankStep(origins[rank], origins[rank] + 10.0, tuple(events)),)
+        (RankStep(origins[rank], origins[rank] + 10.0, tuple(events), first=False),)
         for rank, events in enumerate(ranks)
     )
     return Communication(
@@ -118,15 +118,23 @@ def test_a_clock_is_known_through_a_third_rank() -> None:
         return [Event("launch", group, "all_reduce", 8, group, 1.0, 1.0, None, 2.0)]
 
     steps = (
-        (RankStep(0.0, 10.0, tuple(pair(1))),),
+        (RankStep(0.0, 10.0, tuple(pair(1)), first=False),),
         (
             RankStep(
                 100.0,
                 110.0,
                 (*pair(1), Event("launch", 2, "all_reduce", 8, 2, 3.0, 3.0, None, 4.0)),
+                first=False,
             ),
         ),
-        (RankStep(50.0, 60.0, (Event("launch", 2, "all_reduce", 8, 2, 3.0, 3.0, None, 4.0),)),),
+        (
+            RankStep(
+                50.0,
+                60.0,
+                (Event("launch", 2, "all_reduce", 8, 2, 3.0, 3.0, None, 4.0),),
+                first=False,
+            ),
+        ),
     )
     found = Communication(("a", "b", "c"), ((0, 1, 2), (0, 1), (1, 2)), steps)
     assert clock_offsets(found) == (0.0, -100.0, -50.0)
@@ -134,10 +142,10 @@ def test_a_clock_is_known_through_a_third_rank() -> None:
 
 def test_the_first_step_is_left_out_where_there_are_others() -> None:
     steps = (
-        RankStep(0.0, 9.0, first=True),
-        RankStep(9.0, 10.0),
-        RankStep(10.0, 13.0),
-        RankStep(13.0, 15.0),
+        RankStep(0.0, 9.0, (), first=True),
+        RankStep(9.0, 10.0, (), first=False),
+        RankStep(10.0, 13.0, (), first=False),
+        RankStep(13.0, 15.0, (), first=False),
     )
     (row,) = rank_shares(Communication(("a",), ((0,),), (steps,)))
     assert (row.step_s, row.compute_s, row.communication_frac, row.host) == (2.0, 2.0, 0.0, "a")

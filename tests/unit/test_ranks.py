@@ -110,7 +110,7 @@ def test_groups_go_by_their_names() -> None:
 
 def test_a_training_without_calls_is_all_computation() -> None:
     silent = [
-        RankFindings(rank, "a", 0, "", (RecordedStep(3, RankStep(0.0, 2.0), 1.0),))
+        RankFindings(rank, "a", 0, "", (RecordedStep(3, RankStep(0.0, 2.0, (), first=False), 1.0),))
         for rank in range(2)
     ]
     merged = team(*silent)

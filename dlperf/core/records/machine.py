@@ -24,32 +24,16 @@ Octaves = Annotated[float, Meta(ge=1e-9, le=1e6)]
 Error = Annotated[float, Meta(ge=0, le=1e12)]
 
 
-@dataclass(frozen=True)
-class Cpu:
-    """The processor. Sizes in bytes; `caches_bytes` are per core (L1, L2) and per socket (L3), 0
-    where unknown.
-
-    `n_cores` are those that the system shows; where several of them are hardware threads of one
-    core, there are only `n_physical_cores` (0 where unknown).
-    """
+class CpuRecord(Struct, gc=False):
+    """The processor. Sizes in bytes."""
 
     model: Text  #: Name of the model.
+    family: Text  #: Vendor, family, model, stepping.
     n_cores: Threads  #: Cores that the process may use.
-    caches_bytes: tuple[Whole, Whole, Whole] = (0, 0, 0)  #: L1, L2, L3; 0 if unknown.
-    memory_bytes: Whole = 0  #: Main memory.
-    flags: tuple[Text, ...] = ()  #: Instruction sets.
-    family: Text = ""  #: Vendor, family, model, stepping.
+    caches_bytes: tuple[Whole, Whole, Whole]  #: L1, L2, L3; 0 if unknown.
+    memory_bytes: Whole  #: Main memory.
+    flags: tuple[Text, ...]  #: Instruction sets.
     n_physical_cores: Annotated[int, Meta(ge=0, le=2**16)] = 0  #: Cores without SMT; 0 if unknown.
-
-    @property
-    def threads_per_core(self) -> int:
-        """Hardware threads that share a core; 1 where the number of cores is unknown."""
-        return -(-self.n_cores // self.n_physical_cores) if self.n_physical_cores else 1
-
-    @property
-    def identity(self) -> tuple[str, str, int]:
-        """What makes two machines the same one for a machine file."""
-        return self.model, self.family, self.n_cores
 
 
 class BandwidthRecord(PositiveSamplesRecord, gc=False, kw_only=True):
@@ -122,7 +106,7 @@ class MachineRecord(Struct, gc=False):
 
     created: Text  #: Time of the calibration, ISO 8601.
     versions: dict[str, Text]  #: dlperf, Python, system, torch, numpy.
-    cpu: Cpu  #: The processor.
+    cpu: CpuRecord  #: The processor.
     mode: Text  #: `quick`, `full` or `thorough`.
     groups: tuple[Text, ...]  #: Finished groups; a calibration resumes after them.
     complete: bool  #: Whether no planned point is left out.
