@@ -26,6 +26,7 @@ from dlperf.core.records.cluster import (
     Kind,
     LinkRecord,
 )
+from dlperf.core.records.cluster import Rank as Rank
 
 SCHEMA, SCHEMA_VERSION = "dlperf.cluster", 2
 DISTANCES: tuple[str, ...] = get_args(Distance)
@@ -34,21 +35,6 @@ another node (host name).
 """
 KINDS: tuple[str, ...] = get_args(Kind)
 PING_PONG, TRAIN, SEND = "ping_pong", "train", "send"
-
-
-@dataclass(frozen=True)
-class Rank:
-    """Where one rank of the measurement ran: host name, and socket of the host (-1 where it may use
-    several).
-
-    `system` names the running kernel (Linux: its boot id): hosts that have it in common are
-    containers or namespaces of one computer, whose ranks share cores and memory. Empty where it is
-    not known.
-    """
-
-    host: str
-    socket: int = -1
-    system: str = ""
 
 
 @dataclass(frozen=True)
@@ -228,10 +214,7 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
             "groups": list(self.groups),
             "complete": self.complete,
             "notes": list(self.notes),
-            "ranks": [
-                {"host": rank.host, "socket": rank.socket, "system": rank.system}
-                for rank in self.ranks
-            ],
+            "ranks": [vars(rank) for rank in self.ranks],
             "links": [_link_to_json(link) for link in self.links],
             "collectives": [
                 {
@@ -293,13 +276,13 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
                 Reduction(row.bytes, samples_from_record(row)) for row in record.reductions
             ),
             interferences=tuple(map(_interference_from_record, record.interferences)),
-            ranks=tuple(Rank(rank.host, rank.socket, rank.system) for rank in record.ranks),
+            ranks=record.ranks,
             backend=record.backend,
             threads=record.threads,
             mode=record.mode,
-            groups=tuple(record.groups),
+            groups=record.groups,
             complete=record.complete,
-            notes=tuple(record.notes),
+            notes=record.notes,
             versions=record.versions,
             created=record.created,
             co_runs=tuple(

@@ -173,6 +173,11 @@ class Op:
         )
 
     @property
+    def layer_shares(self) -> tuple[tuple[str, float], ...]:
+        """Each layer that the call belongs to, with its fraction of it."""
+        return self.shares or ((self.layer, 1.0),)
+
+    @property
     def packet(self) -> str:
         """The operator without its overload.
 

@@ -8,7 +8,7 @@ predicted, and its operations calibrated, where its code is not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -30,7 +30,7 @@ from dlperf.core.operators import (
     tensors_from_records,
     tensors_in,
 )
-from dlperf.core.records.trace import Phase, TraceRecord
+from dlperf.core.records.trace import OptimizerInfo, Phase, TraceRecord
 
 __all__ = [
     "ITEM_BYTES",
@@ -110,17 +110,6 @@ class Storage:
     born: int = -1
     dies: int | None = None
     kind: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerInfo:
-    """Which optimizer stepped: its class, how it loops (``for-loop``, ``foreach``, ``fused``), and
-    over how many parameters with a gradient.
-    """
-
-    type: str
-    implementation: str = "for-loop"
-    n_tensors: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,15 +199,7 @@ class Trace(Displayed, by="dlperf.report.summaries"):
             "recorded_on": self.recorded_on,
             "notes": list(self.notes),
             "versions": dict(self.versions),
-            "optimizer": (
-                None
-                if self.optimizer is None
-                else {
-                    "type": self.optimizer.type,
-                    "implementation": self.optimizer.implementation,
-                    "n_tensors": self.optimizer.n_tensors,
-                }
-            ),
+            "optimizer": None if self.optimizer is None else asdict(self.optimizer),
             "parameters": parameters,
             "buffers": buffers,
             "arrivals": [list(arrival) for arrival in self.arrivals],
@@ -302,7 +283,6 @@ def trace_from_record(record: TraceRecord, where: str = "") -> Trace:
                 f"at most the number of operators, {n_ops}",
             )
     _check_layers(record, where)
-    optimizer = record.optimizer
     return Trace(
         target=record.target,
         batch_size=record.batch_size,
@@ -313,14 +293,10 @@ def trace_from_record(record: TraceRecord, where: str = "") -> Trace:
         storages=tuple(
             Storage(row.n_bytes, row.born, row.dies, row.kind) for row in record.storages
         ),
-        optimizer=(
-            None
-            if optimizer is None
-            else OptimizerInfo(optimizer.type, optimizer.implementation, optimizer.n_tensors)
-        ),
+        optimizer=record.optimizer,
         inference=record.inference,
         recorded_on=record.recorded_on,
-        notes=tuple(record.notes),
+        notes=record.notes,
         versions=record.versions,
         parameters=parameters,
         buffers=tuple(

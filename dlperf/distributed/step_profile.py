@@ -198,7 +198,7 @@ def _arrivals_s(prediction: Prediction) -> tuple[tuple[float, int], ...]:
     by_layer: dict[str, list[int]] = defaultdict(list)
     for index, op in enumerate(trace.ops):
         if op.phase == "backward":
-            for layer, _ in op.shares or ((op.layer, 1.0),):
+            for layer, _ in op.layer_shares:
                 by_layer[layer].append(index)
     spread, start_s = own.copy(), 0.0
     for item in (item for item in items if item.op < 0):

@@ -132,7 +132,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         work: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for op, flops, n_bytes in zip(self.trace.ops, *counts.totals(self.trace)):
             if op.phase != "zero_grad":
-                for layer, share_frac in op.shares or ((op.layer, 1.0),):
+                for layer, share_frac in op.layer_shares:
                     work[layer][0] += share_frac * flops
                     work[layer][1] += share_frac * n_bytes
         rows = []

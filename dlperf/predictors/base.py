@@ -54,5 +54,5 @@ def op_items(
             share=share,
         )
         for index, op in enumerate(trace.ops)
-        for layer, share in op.shares or ((op.layer, 1.0),)
+        for layer, share in op.layer_shares
     ]

@@ -220,7 +220,7 @@ def layer_traffic(
     for index, op in enumerate(trace.ops):
         if not flops[index] and not moved[index].any():
             continue
-        for layer, share in op.shares or ((op.layer, 1.0),):
+        for layer, share in op.layer_shares:
             sums[layer, op.phase] += share * amounts[index]
             weight[layer, op.phase][_dtype(op)] += share * (flops[index] + 1e-9 * moved[index, 0])
     return tuple(

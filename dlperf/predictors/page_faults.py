@@ -148,7 +148,7 @@ def _by_layer(
             found[LOSS, "zero_grad"] += column
             continue
         op = trace.ops[max(0, owner)]
-        for layer, share in op.shares or ((op.layer, 1.0),):
+        for layer, share in op.layer_shares:
             found[layer, op.phase] += share * column
     return found
 

@@ -138,7 +138,7 @@ def rows_of(
     phases = phases_of(trace.inference)
     work: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(lambda: np.zeros(2)))
     for op, *counts in zip(trace.ops, *op_counts.totals(trace)):
-        for layer, share_frac in op.shares or ((op.layer, 1.0),):
+        for layer, share_frac in op.layer_shares:
             work[layer][op.phase] += share_frac * np.array(counts)
     moved: dict[str, Any] = defaultdict(float)
     for traffic in prediction.layer_traffic:

@@ -47,7 +47,9 @@ def test_a_page_is_paid_where_it_is_touched_and_where_it_is_given_back() -> None
 def test_gradients_are_given_back_in_zero_grad() -> None:
     ops = (relu(64, layer="a"), relu(64, layer="a", phase="backward"))
     storages = (Storage(40 * MIB, -1, 0, "gradient"), Storage(40 * MIB, 1, None, "gradient"))
-    step = trace(*ops, inference=False, storages=storages, optimizer=OptimizerInfo("SGD"))
+    step = trace(
+        *ops, inference=False, storages=storages, optimizer=OptimizerInfo("SGD", "for-loop", 0)
+    )
     found = dlperf.predict(step, machine(COSTS))
     assert seconds_of(found, "page release") == {
         ("(loss)", "zero_grad"): pytest.approx(PAGES * RELEASE_S)

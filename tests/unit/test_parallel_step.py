@@ -34,7 +34,7 @@ def prediction() -> Prediction:
         4,
         (Layer("a", "Linear", True, (("", 1),)),),
         ops,
-        optimizer=OptimizerInfo("SGD"),
+        optimizer=OptimizerInfo("SGD", "for-loop", 0),
         parameters=parameters,
         arrivals=((0, 2),),
     )

@@ -84,7 +84,7 @@ def test_operations_layers_and_state(kind, options, variant, reads_scalars):
     for op in trace.ops:
         if op.phase == "optimizer":
             n_bytes = sum(t.nbytes for t in (*op.inputs, *op.outputs) if t.numel > 1)
-            for layer, share in op.shares or ((op.layer, 1.0),):
+            for layer, share in op.layer_shares:
                 work[layer] += share * n_bytes
     assert set(work) == {"0", "2"}
     if kind not in ("Adafactor", "Muon"):  # those do not work elementwise

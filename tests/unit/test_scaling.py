@@ -71,7 +71,7 @@ def trace(batch_size: int = 32) -> Trace:
         batch_size,
         layers,
         ops,
-        optimizer=OptimizerInfo("SGD"),
+        optimizer=OptimizerInfo("SGD", "for-loop", 0),
         parameters=PARAMETERS,
         arrivals=((3, 3), (2, 3), (0, 4)),
     )

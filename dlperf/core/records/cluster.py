@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -25,8 +26,15 @@ Ranks = Annotated[int, Meta(ge=1, le=2**24)]
 SeveralRanks = Annotated[int, Meta(ge=2, le=2**24)]
 
 
-class RankRecord(Struct, gc=False):
-    """Where a rank ran."""
+@dataclass(frozen=True)
+class Rank:
+    """Where one rank of the measurement ran: host name, and socket of the host (-1 where it may use
+    several).
+
+    `system` names the running kernel (Linux: its boot id): hosts that have it in common are
+    containers or namespaces of one computer, whose ranks share cores and memory. Empty where it is
+    not known.
+    """
 
     host: Name  #: Host name.
     socket: IndexOrNone = -1  #: Socket; -1 for several.
@@ -91,10 +99,10 @@ class ClusterRecord(Struct, gc=False, forbid_unknown_fields=True):
     backend: Literal["gloo", "nccl"] = "gloo"  #: Library of the collectives.
     threads: Threads = 1  #: Threads of a rank.
     mode: Text = "hand-written"  #: `quick`, `full` or `hand-written`.
-    groups: list[Text] = []  #: Finished groups.
+    groups: tuple[Text, ...] = ()  #: Finished groups.
     complete: bool = False  #: Whether every group is finished.
-    notes: list[Text] = []  #: Remarks of the measurement.
-    ranks: list[RankRecord] = []  #: Where the ranks ran.
+    notes: tuple[Text, ...] = ()  #: Remarks of the measurement.
+    ranks: tuple[Rank, ...] = ()  #: Where the ranks ran.
     links: list[LinkRecord] = []  #: Links by distance.
     collectives: list[CollectiveRecord] = []  #: Measured collectives.
     reductions: list[ReductionRecord] = []  #: Sums of vectors.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -93,8 +94,11 @@ class StorageRecord(Struct, gc=False, array_like=True, forbid_unknown_fields=Tru
     kind: Text  #: `parameter`, `buffer`, `input`, `gradient`, `optimizer`, or empty.
 
 
-class OptimizerRecord(Struct, gc=False):
-    """The optimizer of the step."""
+@dataclass(frozen=True, slots=True)
+class OptimizerInfo:
+    """Which optimizer stepped: its class, how it loops (``for-loop``, ``foreach``, ``fused``), and
+    over how many parameters with a gradient.
+    """
 
     type: Name  #: Class.
     implementation: Name  #: `for-loop`, `foreach` or `fused`.
@@ -108,9 +112,9 @@ class TraceRecord(Struct, gc=False):
     batch_size: Positive  #: Samples of the step.
     inference: bool  #: One forward pass instead of a step.
     recorded_on: Text  #: `fake tensors` or `real tensors`.
-    notes: list[Text]  #: Remarks of the recording.
+    notes: tuple[Text, ...]  #: Remarks of the recording.
     versions: dict[str, Text]  #: dlperf, Python, system, torch, numpy.
-    optimizer: OptimizerRecord | None  #: The optimizer; null without one.
+    optimizer: OptimizerInfo | None  #: The optimizer; null without one.
     layers: list[LayerRecord]  #: Called modules, in the order of execution.
     ops: list[OpRecord]  #: Operator calls, in order.
     storages: list[StorageRecord]  #: Memory.
