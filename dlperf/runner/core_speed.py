@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlperf.core import host
 from dlperf.core.clock import SLOW, CoreSpeed
 from dlperf.core.costs import CONTENTION, CORE_SPEED
 from dlperf.core.machine import Machine
@@ -49,6 +50,15 @@ def usual_speed(machine: Machine, threads: int) -> UsualSpeed:
         return UsualSpeed(best_s)
     slowdown = machine.contention_slowdown(threads) * machine.mean_slowdown(threads)
     return UsualSpeed(best_s, slowdown, machine_log_sigma(machine, threads))
+
+
+def own_usual_speed(machine: Machine | None, threads: int) -> UsualSpeed:
+    """The core speed in the machine file; unknown where it is of another machine or torch."""
+    from dlperf.report.machine_check import find_mismatches
+
+    if machine is None or find_mismatches(machine, host.this_cpu(), host.versions()):
+        return UsualSpeed()
+    return usual_speed(machine, threads)
 
 
 def slowdown(ratio: float) -> float:

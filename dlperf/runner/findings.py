@@ -30,6 +30,8 @@ from dlperf.profiler.step_profiler import NO_BACKWARD, layer_sum_frac, sum_note
 from dlperf.recorder.attribution import parameters_in
 from dlperf.recorder.targets import first_batch_size
 from dlperf.report.machine_check import find_mismatches, find_self_test_problem
+from dlperf.runner.core_speed import own_usual_speed
+from dlperf.runner.disturbance import Disturbance, disturbance_of
 from dlperf.runner.step_rate import typical_s
 from dlperf.runner.training_search import BY_HAND_BACKWARDS, is_sharded
 from dlperf.runner.watched_training import FEWEST, WatchedStep
@@ -101,6 +103,7 @@ class Findings:
         self.notes = list(watched.notes)
         self.watched, self.live, self.ranks = watched, live, ranks
         self._log, self._cluster = watcher.epochs, cluster
+        self._speed_samples = watcher.speed_samples
         n_layered, plan = len(watched.layered), watcher.plan
         if watcher.epochs.n_steps < plan.n_steps and n_layered < plan.layered:
             timed = f"layers were timed in {n_layered} of {plan.layered} steps"
@@ -212,6 +215,14 @@ class Findings:
             return shares_by_bytes(optimizer, owners, only)
         finally:
             snapshot.restore()
+
+    @cached_property
+    def disturbance(self) -> Disturbance:
+        """What other programs took from the watched steps."""
+        watched = self.watched
+        usual = own_usual_speed(self.machine, watched.threads)
+        state = self._speed_samples.core_state(watched.speed_samples_s, usual)
+        return disturbance_of(watched.plain, watched.threads, state.slowdown, watched.load)
 
     # -- predicted ---------------------------------------------------------------------------------
 

@@ -27,11 +27,17 @@ def to_text(findings: Findings, width: int | None = None) -> str:
 
         body = measurement_to_text(findings.measurement, width)
     ranks = rank_lines(findings, width)
-    first = [f"{_ALONE}\n"] if ranks and findings.report is not None else []
-    if findings.watched.is_compiled:
-        first.insert(0, f"{COMPILED}\n")
+    first = [f"{line}\n" for line in _first_lines(findings)]
+    first += [f"{_ALONE}\n"] if ranks and findings.report is not None else []
     notes = [f"note: {note}" for note in _notes(findings) if note not in body]
     return fit("\n".join([*first, body, "", *run_lines(findings), *ranks, *notes]), width)
+
+
+def _first_lines(findings: Findings) -> tuple[str, ...]:
+    """What to know before the numbers."""
+    disturbance = findings.disturbance
+    lines = [disturbance.to_text()] if disturbance.is_notable else []
+    return (*lines, *([COMPILED] if findings.watched.is_compiled else []))
 
 
 def _notes(findings: Findings) -> list[str]:
@@ -94,6 +100,7 @@ def to_json(findings: Findings) -> dict[str, Any]:
         "forecast": None if forecast is None else forecast.to_json() | live,
         "ranks": None if ranks is None else ranks.to_json(),
         "parallel_step": None if step is None else step.to_json(),
+        "disturbance": findings.disturbance.to_json(),
         "measurement": findings.measurement.to_json(),
         "report": None if findings.report is None else findings.report.to_json(),
         "notes": _notes(findings),
@@ -118,6 +125,8 @@ def to_document(findings: Findings, suffix: str) -> str:
     if findings.report is not None:
         images: list[Image] = plots_of(findings.report) if suffix == ".html" else []
         page = report_page(findings.report, images)
+        if first := _first_lines(findings):
+            page.insert(0, Bullets(first))
         lines = (*run_lines(findings), *(f"note: {note}" for note in findings.notes))
         page += [Heading("Run"), Bullets(lines)]
         if table := "\n".join(rank_lines(findings, _FILE_WIDTH)).strip("\n"):

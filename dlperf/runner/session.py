@@ -12,9 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dlperf.core import host
 from dlperf.core.errors import one_line
-from dlperf.runner.core_speed import SpeedSamples, UsualSpeed, usual_speed
+from dlperf.runner.core_speed import SpeedSamples, own_usual_speed
 from dlperf.runner.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -107,8 +106,8 @@ class Session:
             for step in steps
             if step.interval_s is not None
         ]
-        samples = [s.speed_sample_s for s in watched.plain if s.speed_sample_s is not None]
-        usual = _usual_speed(self._machine, watched.threads)
+        samples = watched.speed_samples_s
+        usual = own_usual_speed(self._machine, watched.threads)
         self.live.begin(
             seen,
             watched.n_batches,
@@ -149,15 +148,6 @@ class Session:
             sys.meta_path.remove(self._finder)
         if self.watcher is not None:
             self.watcher.remove()
-
-
-def _usual_speed(machine: Machine | None, threads: int) -> UsualSpeed:
-    """The core speed in the machine file; unknown where it is of another machine or torch."""
-    from dlperf.report.machine_check import find_mismatches
-
-    if machine is None or find_mismatches(machine, host.this_cpu(), host.versions()):
-        return UsualSpeed()
-    return usual_speed(machine, threads)
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):

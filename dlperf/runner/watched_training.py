@@ -114,6 +114,7 @@ class WatchedTraining:
     one period, in their order. `reducer`: the options of the DistributedDataParallel around the
     model. `inputs`, `loss`, `flags` (the modules' training flags): what is needed to record a step
     afterwards, of a compiled model. `with_gradient`: ids of the parameters that have a gradient.
+    `load`: the system's load while the steps were watched.
     """
 
     roots: tuple[nn.Module, ...]
@@ -131,6 +132,7 @@ class WatchedTraining:
     reducer: ReducerOptions | None = None
     notes: list[str] = field(default_factory=list)
     is_compiled: bool = False
+    load: float | None = None
 
     def __post_init__(self) -> None:
         self.model = together(self.roots)
@@ -151,6 +153,11 @@ class WatchedTraining:
         """The optimizers' types, each once."""
         kinds = dict.fromkeys(type(one).__name__ for one in self.optimizers)
         return " and ".join(kinds) or "updates by hand"
+
+    @property
+    def speed_samples_s(self) -> list[float]:
+        """The samples of the core speed after the plain steps."""
+        return [s.speed_sample_s for s in self.plain if s.speed_sample_s is not None]
 
     @property
     def n_passes(self) -> int:

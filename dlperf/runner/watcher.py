@@ -44,6 +44,7 @@ from dlperf.runner.compilation import (
     module_stepped_by,
 )
 from dlperf.runner.core_speed import SpeedSamples
+from dlperf.runner.disturbance import system_load
 from dlperf.runner.epoch_log import EpochLog
 from dlperf.runner.training_search import (
     FoundTraining,
@@ -514,6 +515,7 @@ class Watcher:
             for parameter in parameters_in(optimizer)
             if parameter.grad is not None
         )
+        self.watched.load = system_load()
         self._stop_watching()
         if not self.watched.optimizers:
             self.epochs.count_backwards()
