@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dlperf.core.trace import Op, Trace
     from dlperf.forecast.prediction import Prediction
     from dlperf.recorder.targets import Target
+    from dlperf.report.timeline import Case
 
 BATCH_SIZE = 32
 _UNFIT = (
@@ -129,6 +130,15 @@ def write_folder(args: Namespace, write: Callable[[str, bool], Sequence[Path]]) 
     if args.output is not None:
         written = write(args.output, args.force)
         log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+
+
+def write_timeline(args: Namespace, cases: Iterable[Case]) -> None:
+    """Write the timeline of ``--timeline``, if one is asked for."""
+    if args.timeline is not None:
+        from dlperf.core.files import write_json
+        from dlperf.report.timeline import timeline
+
+        write_json(args.timeline, timeline(cases), indent=None)
 
 
 def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) -> Trace:

@@ -89,8 +89,11 @@ def _check(args: argparse.Namespace) -> None:
         raise DlperfError(
             f"-o - is no folder; without -o the {command.folder_answer} goes to stdout"
         )
-    if args.command != "run" and args.json is not None:
-        check_writable(args.json, args.force)
+    timeline = getattr(args, "timeline", None)
+    refuse((timeline == "-", "--timeline - is no file; name one"))
+    for path in (args.json, timeline) if args.command != "run" else ():
+        if path is not None:
+            check_writable(path, args.force)
 
 
 class _Interrupts:

@@ -121,6 +121,11 @@ def common(threads: bool = True, batch_size: bool = True) -> tuple[Option, ...]:
     )
 
 
+TIMELINE = option(
+    "--timeline",
+    metavar="FILE.json",
+    help="write the step as a timeline that Perfetto and chrome://tracing open",
+)
 TARGET = option("target", metavar="TARGET", help=TARGET_HELP)
 INPUT = option(
     "--input",

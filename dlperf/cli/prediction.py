@@ -15,11 +15,13 @@ from dlperf.cli.inputs import (
     read_or_record,
     resolve,
     threads_for,
+    write_timeline,
 )
 from dlperf.cli.options import (
     LOADER,
     MODEL,
     TARGET,
+    TIMELINE,
     Command,
     Problems,
     common,
@@ -86,6 +88,7 @@ def predict(args: Namespace) -> Answer:
         from dlperf.forecast.worker_processes import predict_co_run
 
         prediction = predict_co_run(prediction, args.workers)
+    write_timeline(args, [([prediction], None)])
     data = prediction.to_json(epoch, prediction.page_faults)
     return Answer(prediction_to_text(prediction, epoch), data)
 
@@ -233,6 +236,7 @@ COMMAND = Command(
         option(
             "--accumulate", type=count, metavar="K", help="batches to one step of the optimizer (1)"
         ),
+        TIMELINE,
         *common(),
         *MODEL,
     ),

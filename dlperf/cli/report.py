@@ -19,11 +19,13 @@ from dlperf.cli.inputs import (
     threads_for,
     use_threads,
     write_folder,
+    write_timeline,
 )
 from dlperf.cli.measurement import measure_apart
 from dlperf.cli.options import (
     MODEL,
     TARGET_HELP,
+    TIMELINE,
     Command,
     Problems,
     common,
@@ -69,6 +71,7 @@ def report(args: Namespace) -> Answer:
             raise
         log(f"interrupted; what was finished ({len(reports)} of the targets) is reported")
         status = 130
+    write_timeline(args, ((one.predictions, one.measurement) for one in reports))
     write_folder(args, lambda to, force: write(reports, to, args.format or FORMATS, force))
     shown = (args.format or ("text",)) if args.output is None else ("text",)
     text = "\n\n".join(render(reports, form) for form in shown)
@@ -197,6 +200,7 @@ COMMAND = Command(
             help="text, md, html, csv, json (default: text; with -o all of them)",
         ),
         output("folder to write the reports and plots to", "DIR"),
+        TIMELINE,
         *common(),
         *MODEL,
     ),

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable
 
 from dlperf.cli.options import (
+    TIMELINE,
     Command,
     Problems,
     common,
@@ -16,7 +17,8 @@ from dlperf.cli.options import (
 from dlperf.core.argument_types import count
 
 _WITH_VALUE = frozenset(
-    "-o --output --machine --threads --json --epochs --steps --cluster --communication".split()
+    "-o --output --machine --threads --json --timeline --epochs --steps --cluster"
+    " --communication".split()
 )
 
 
@@ -55,7 +57,7 @@ def prepare(args: Namespace) -> Callable[[], int]:
     from dlperf.report.writing import is_ours
 
     if os.environ.get("RANK", "0") == "0":  # other ranks write nothing
-        for path in (args.json, args.communication):
+        for path in (args.json, args.communication, args.timeline):
             if path is not None:
                 check_writable(path, args.force)
         if args.output is not None:
@@ -77,6 +79,7 @@ def prepare(args: Namespace) -> Callable[[], int]:
         n_steps=args.steps,
         cluster_path=args.cluster,
         communication=args.communication,
+        timeline_path=args.timeline,
     )
 
 
@@ -113,6 +116,7 @@ COMMAND = Command(
             ),
         ),
         output("report to write: .html, .md, or text"),
+        TIMELINE,
         *common(batch_size=False),
     ),
     check=check,

@@ -126,6 +126,7 @@ KINDS = {
     "dlperf.cluster": "a cluster file",
     "dlperf.cluster-summary": "the summary of a cluster file",
     "dlperf.communication": "a trace of communication",
+    "dlperf.timeline": "a timeline",
 }
 """What dlperf's files are, in words, by their schema."""
 

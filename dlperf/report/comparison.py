@@ -24,6 +24,7 @@ from dlperf.report.step_comparison import (
     reports_to_json,
 )
 from dlperf.report.step_pages import MAX_LINES, overview_page, report_page
+from dlperf.report.timeline import timeline
 from dlperf.report.writing import check_folder, make_folder, slug, write_files
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ def write(
     force: bool = False,
 ) -> list[Path]:
     """Write ``report.txt``, ``.md``, ``.html``, ``.csv``, ``.json`` as asked, and every report's
-    plots as PNG; the files in that order.
+    plots as PNG; the files in that order. ``timeline.json`` comes with ``report.json``, behind it.
 
     The folder is made if missing. Files of an earlier report are replaced; nothing else is touched.
 
@@ -243,6 +244,9 @@ def write(
         f"report.{SUFFIXES[format]}": render(reports, format, [*map(list, plots)], FILE_WIDTH)
         for format in dict.fromkeys(formats)
     }
+    if "json" in formats:
+        cases = timeline((report.predictions, report.measurement) for report in reports)
+        files["timeline.json"] = json.dumps(cases, allow_nan=False)
     if "text" in formats:
         files["report.txt"] = f"dlperf report\n\n{files['report.txt']!s}"
     for own in plots:

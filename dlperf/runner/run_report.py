@@ -108,6 +108,14 @@ def to_json(findings: Findings) -> dict[str, Any]:
     }
 
 
+def to_timeline(findings: Findings) -> dict[str, Any]:
+    """The step of the findings as a timeline, with its prediction where there is one."""
+    from dlperf.report.timeline import timeline
+
+    predictions = () if findings.prediction is None else (findings.prediction,)
+    return timeline([(predictions, findings.measurement)])
+
+
 def to_document(findings: Findings, suffix: str) -> str:
     """The report in the format of a file's suffix: ``.html``, ``.md``, else text.
 

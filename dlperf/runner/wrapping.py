@@ -52,6 +52,7 @@ def run_script(
     n_steps: int | None = None,
     cluster_path: str | Path | None = None,
     communication: str | Path | None = None,
+    timeline_path: str | Path | None = None,
 ) -> int:
     """Run a training script as ``__main__``, report on its training; returns its exit status.
 
@@ -59,8 +60,8 @@ def run_script(
     `machine_path` is the machine file, by default this machine's; where there is none a quick one
     is made. The report is written to `output` (``.html``, ``.md``, else text), by default to stdout
     after the script's own output; `json_path` is for JSON (``-``: stdout, and nothing else of
-    dlperf). All else goes to stderr, the ETA of the run included; `n_epochs` or
-    `n_steps` is its length, where the script's loops do not tell it.
+    dlperf), `timeline_path` for the timeline of the step. All else goes to stderr, the ETA of the
+    run included; `n_epochs` or `n_steps` is its length, where the script's loops do not tell it.
 
     Under torchrun every rank is watched, with its calls on process groups, and rank 0 reports for
     all. The trace of these calls is written to `communication`. With the cluster file at
@@ -80,6 +81,7 @@ def run_script(
     report = None if output is None or str(output) == "-" else Path(output).absolute()
     json = json_path if json_path in (None, "-") else str(Path(json_path).absolute())
     calls = None if communication is None else Path(communication).absolute()
+    timeline = None if timeline_path is None else Path(timeline_path).absolute()
     machine = find_machine(machine_path)
     cluster = _find_cluster(cluster_path)
     if world.n_ranks == 1 and (cluster is not None or calls is not None):
@@ -94,7 +96,7 @@ def run_script(
     try:
         run.session.end()
         with streams.escaping():
-            run.report(machine, cluster, report, json, calls)
+            run.report(machine, cluster, report, json, calls, timeline)
     except DlperfError as error:
         run.log(str(error), error)
     except OSError as error:
@@ -169,6 +171,7 @@ class _ScriptRun:
         report: Path | None,
         json: str | None,
         communication: Path | None,
+        timeline: Path | None,
     ) -> None:
         """Write the report and the files that were asked for."""
         from dlperf.core.files import write_json, write_text
@@ -208,6 +211,8 @@ class _ScriptRun:
         findings.parallel_step  # noqa: B018
         if json is not None:
             write_json(json, run_report.to_json(findings))
+        if timeline is not None:
+            write_json(timeline, run_report.to_timeline(findings), indent=None)
         if report is not None:
             write_text(report, run_report.to_document(findings, report.suffix))
         elif json != "-":

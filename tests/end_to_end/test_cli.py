@@ -33,6 +33,34 @@ def test_predict_prints_a_table(dlperf: Callable, net: str, machine_file: Path) 
     assert done.err == ""
 
 
+def test_timelines_of_a_prediction_and_a_report(
+    dlperf: Callable, net: str, machine_file: Path
+) -> None:
+    """The same command writes the same file again; a file of others is left alone."""
+    path = Path("timeline.json")
+    for _ in range(2):
+        done = dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--timeline", path)
+        assert (done.status, done.err) == (0, "")
+        events = json.loads(path.read_text())["traceEvents"]
+        slices = {event["name"] for event in events if event["ph"] == "X"}
+        assert {"step", "forward", "Sequential", "0", "(loss)", "aten.addmm.default"} <= slices
+        once = path.read_text()
+    assert path.read_text() == once
+    on = ("--machine", machine_file, "--threads", "1")
+    assert dlperf("measure", net, "--threads", "1", "--seconds", "0.2", "-o", "m.json").status == 0
+    done = dlperf("report", "m.json", *on, "--predictor", "roofline", "--timeline", path)
+    assert done.status == 0, done.err
+    events = json.loads(path.read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == [
+        f"{net}, batch size 32: {how}" for how in ("predicted (roofline)", "measured")
+    ]
+    path.write_text("mine")
+    refused = dlperf("predict", net, *on, "--timeline", path)
+    assert refused.status == 2
+    assert "timeline.json: exists and was not written by dlperf" in refused.err
+    assert path.read_text() == "mine"
+
+
 def test_predict_json_is_alone_on_stdout(
     dlperf: Callable, targets_file: Path, machine_file: Path
 ) -> None:

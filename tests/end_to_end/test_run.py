@@ -70,7 +70,7 @@ def watched(
     call = (
         START
         + f"sys.exit(run_script({list(command)!r}, module={module}, machine_path={str(machine)!r},"
-        f" json_path={json_path!r}, output='report.txt'))"
+        f" json_path={json_path!r}, output='report.txt', timeline_path='timeline.json'))"
     )
     if not torch_loaded:
         return plainly(cwd, "-c", call)
@@ -190,6 +190,9 @@ def test_training_is_the_same_to_the_bit(
     assert forecast["steps"] == (15 if "--accumulate" in arguments else 30)  # type: ignore[index]
     assert len(forecast["measured_s"]) == 2  # type: ignore[index]
     assert "Net" in (tmp_path / "report.txt").read_text(encoding="utf-8")
+    timeline = json.loads((tmp_path / "timeline.json").read_text(encoding="utf-8"))
+    names = [e["args"]["name"] for e in timeline["traceEvents"] if e["name"] == "process_name"]
+    assert names == ["train.py, batch size 4: measured"]
 
 
 @pytest.mark.process
