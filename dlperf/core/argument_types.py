@@ -7,29 +7,35 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import math
 import os
 from pathlib import Path
 
 from dlperf.core.units import UNSHAPED, format_rate, parse_bytes, parse_rate
 
 FORMATS = ("text", "md", "html", "csv", "json")
+_ABOVE_ZERO = math.ulp(0.0)
 _WRITES_NAMES = {"globals", "vars", "exec", "setattr"}
+
+
+def _number(
+    text: str, kind: type[float], least: float, what: str, written: str | None = None
+) -> float:
+    """A finite number of at least `least`; `written` is what was typed, if not `text`."""
+    with contextlib.suppress(ValueError):
+        if least <= kind(text) < float("inf"):
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"{written or text!r} is no {what}")
 
 
 def count(text: str) -> int:
     """A whole number of at least 1."""
-    with contextlib.suppress(ValueError):
-        if int(text) >= 1:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(_number(text, int, 1, "whole number of at least 1"))
 
 
 def count_or_none(text: str) -> int:
     """A whole number of at least 0."""
-    with contextlib.suppress(ValueError):
-        if int(text) >= 0:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+    return int(_number(text, int, 0, "whole number of at least 0"))
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -62,26 +68,18 @@ def shape(text: str) -> tuple[int, ...]:
 
 def seconds(text: str) -> float:
     """A positive, finite time."""
-    try:
-        return positive(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error} of seconds") from None
+    return _number(text, float, _ABOVE_ZERO, "positive number of seconds")
 
 
 def positive(text: str) -> float:
     """A positive, finite number."""
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return _number(text, float, _ABOVE_ZERO, "positive number")
 
 
 def percent(text: str) -> float:
     """``5%`` or ``5``: a fraction in percent, at least 0."""
-    with contextlib.suppress(ValueError):
-        if 0 <= float(text.rstrip("% ")) < float("inf"):
-            return float(text.rstrip("% ")) / 100
-    raise argparse.ArgumentTypeError(f"{text!r} is no percentage; write for example 5%")
+    number = text.rstrip("% ")
+    return _number(number, float, 0, "percentage; write for example 5%", text) / 100
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -309,6 +309,11 @@ class Sampler:
     A raw sample of short calls is taken in parts of :data:`PART_S`. Its value is the median of its
     undisturbed parts; only where it has none is it disturbed.
 
+    `pairs` are all raw samples so far in seconds a call, each with whether it was disturbed;
+    `wholes` are the same with their disturbed parts, but without what went beyond their length:
+    what such calls usually take. `n_calls` is the number of calls in a raw sample, 0 before the
+    first.
+
     >>> ticks = iter(range(100))
     >>> clock = Clock(now=lambda: float(next(ticks)), switches=lambda: 0)
     >>> sampler = Sampler(lambda: None, Repeats(sample_s=0.5, n_samples=2), clock)
@@ -323,44 +328,20 @@ class Sampler:
         clock: Clock = Clock(),
         n_calls: int = 0,
     ) -> None:
-        self._call, self._repeats, self._clock = call, repeats, clock
-        self._pairs: list[tuple[float, bool]] = []
-        self._wholes: list[float] = []
-        self._n_calls = (
-            n_calls  # in a raw sample; where an earlier sampler has not found it, warming up does
-        )
-
-    @property
-    def n_wanted(self) -> int:
-        """Undisturbed raw samples that its repeats ask for."""
-        return self._repeats.n_samples
-
-    @property
-    def n_calls(self) -> int:
-        """Calls in a raw sample; 0 before the first."""
-        return self._n_calls
+        self._call, self.repeats, self._clock = call, repeats, clock
+        self.pairs: list[tuple[float, bool]] = []
+        self.wholes: list[float] = []
+        self.n_calls = n_calls  # where an earlier sampler has not found it, warming up does
 
     @property
     def is_late(self) -> bool:
         """Whether it has a sample, and its clock no time for another."""
-        return bool(self._pairs) and self._clock.is_late
-
-    @property
-    def pairs(self) -> tuple[tuple[float, bool], ...]:
-        """All raw samples so far in seconds a call, each with whether it was disturbed."""
-        return tuple(self._pairs)
-
-    @property
-    def wholes(self) -> tuple[float, ...]:
-        """All raw samples so far in seconds a call, disturbed parts included, but not what went
-        beyond its length: what such calls usually take.
-        """
-        return tuple(self._wholes)
+        return bool(self.pairs) and self._clock.is_late
 
     @property
     def n_clean(self) -> int:
         """Undisturbed raw samples so far."""
-        return sum(not disturbed for _, disturbed in self._pairs)
+        return sum(not disturbed for _, disturbed in self.pairs)
 
     def _time(self, n_calls: int) -> float:
         """Seconds of a given number of calls."""
@@ -374,57 +355,57 @@ class Sampler:
 
     def warm_up(self) -> None:
         """Warm calls, and the number of calls that make a raw sample long enough."""
-        for _ in range(max(1, self._repeats.warmup)):
+        for _ in range(max(1, self.repeats.warmup)):
             self._time(1)
         n_calls = 1
-        while n_calls < self._repeats.max_calls:
+        while n_calls < self.repeats.max_calls:
             seconds = self._time(n_calls)
             each = seconds / n_calls
-            if seconds >= self._repeats.sample_s:
+            if seconds >= self.repeats.sample_s:
                 break
             n_calls = min(
-                self._repeats.max_calls,
+                self.repeats.max_calls,
                 max(
                     2 * n_calls,
                     min(
                         16 * n_calls,
-                        int(1.1 * self._repeats.sample_s / each) if each > 0 else 16 * n_calls,
+                        int(1.1 * self.repeats.sample_s / each) if each > 0 else 16 * n_calls,
                     ),
                 ),
             )
-        self._n_calls = n_calls
+        self.n_calls = n_calls
 
     def take(self, extension: float = 0.0) -> None:
         """One raw sample; the first call warms up before. Without two undisturbed parts it goes on
         for at most `extension` times its length.
         """
-        if not self._n_calls:
+        if not self.n_calls:
             self.warm_up()
         # A device is waited for once a sample, so that its queue does not run dry in between.
         n_parts = (
             1
             if self._clock.synchronize is not None
-            else max(1, min(self._n_calls, round(self._repeats.sample_s / PART_S)))
+            else max(1, min(self.n_calls, round(self.repeats.sample_s / PART_S)))
         )
-        part = math.ceil(self._n_calls / n_parts)
-        extension_s, clean = extension * self._repeats.sample_s, list[float]()
+        part = math.ceil(self.n_calls / n_parts)
+        extension_s, clean = extension * self.repeats.sample_s, list[float]()
         whole_s = spent_s = seconds = 0.0
         n_done = 0
         disturbances = self._clock.switches()
-        while n_done < self._n_calls or (
+        while n_done < self.n_calls or (
             len(clean) < min(n_parts, _CLEAN_PARTS) and spent_s - whole_s + seconds < extension_s
         ):
             n_calls, before = (
-                min(part, self._n_calls - n_done) if n_done < self._n_calls else part,
+                min(part, self.n_calls - n_done) if n_done < self.n_calls else part,
                 disturbances,
             )
             seconds, disturbances = self._time(n_calls), self._clock.switches()
-            whole_s += seconds if n_done < self._n_calls else 0.0
+            whole_s += seconds if n_done < self.n_calls else 0.0
             spent_s, n_done = spent_s + seconds, n_done + n_calls
             if disturbances == before:
                 clean.append(seconds / n_calls)
-        self._wholes.append(whole_s / self._n_calls)
-        self._pairs.append((statistics.median(clean), False) if clean else (self._wholes[-1], True))
+        self.wholes.append(whole_s / self.n_calls)
+        self.pairs.append((statistics.median(clean), False) if clean else (self.wholes[-1], True))
         if not clean and self._clock.back_off is not None:
             self._clock.back_off()
 
@@ -432,9 +413,9 @@ class Sampler:
         """The undisturbed samples, in seconds a call, and what is shorter than all of them, since
         disturbances only add; all where none was undisturbed.
         """
-        least_s = min((value for value, disturbed in self._pairs if not disturbed), default=0.0)
+        least_s = min((value for value, disturbed in self.pairs if not disturbed), default=0.0)
         return undisturbed(
-            [(value, disturbed and value >= least_s) for value, disturbed in self._pairs],
+            [(value, disturbed and value >= least_s) for value, disturbed in self.pairs],
             least_frac=0.0,
         )
 
@@ -453,12 +434,13 @@ def take_turns(samplers: Sequence[Sampler]) -> None:
     A function that is disturbed again and again gets twice its wanted number of turns, no more; one
     whose time is over gets none but its first.
     """
-    turns = _MOST_TURNS * max((sampler.n_wanted for sampler in samplers), default=0)
+    turns = _MOST_TURNS * max((sampler.repeats.n_samples for sampler in samplers), default=0)
     for turn in range(turns):
         lacking = [
             sampler
             for sampler in samplers
-            if sampler.n_clean < sampler.n_wanted and turn < _MOST_TURNS * sampler.n_wanted
+            if sampler.n_clean < sampler.repeats.n_samples
+            and turn < _MOST_TURNS * sampler.repeats.n_samples
         ]
         if not lacking or all(sampler.is_late for sampler in lacking):
             return

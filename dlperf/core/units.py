@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
 
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_BINARY = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 _SUFFIX = {
     "": 1,
     "K": KILO,
@@ -26,10 +29,6 @@ _SUFFIX = {
 }
 
 
-def _is_missing(value: float | None) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
 def format_seconds(seconds: float | None) -> str:
     """Three significant digits in the unit that suits them: ``1.23 ms``, ``45.0 us``, ``2 h 03
     min``.
@@ -37,23 +36,28 @@ def format_seconds(seconds: float | None) -> str:
     >>> format_seconds(0.00123), format_seconds(7384), format_seconds(None)
     ('1.23 ms', '2 h 03 min', '-')
     """
-    if _is_missing(seconds):
+    if seconds is None or math.isnan(seconds):
         return "-"
-    assert seconds is not None
     size = abs(seconds)
     if size >= 3600:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
     if size >= 120:
         return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if size >= 0.9995 * scale:
-            return f"{_three(seconds / scale)} {unit}"
-    return f"{_three(seconds * 1e9)} ns" if size else "0 s"
+    return _scaled(seconds, _TIMES, f"{seconds * 1e9:.2f} ns") if size else "0 s"
 
 
-def _three(value: float) -> str:
-    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{digits}f}"
+def _scaled(
+    value: float, scales: Sequence[tuple[float, str]], below: str, rounded_up: float = 0.9995
+) -> str:
+    """Three digits in the first unit whose scale the value reaches, if rounded; `below` all of them
+    another text.
+    """
+    for scale, unit in scales:
+        scaled = value / scale
+        if abs(scaled) >= rounded_up:
+            digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
+            return f"{scaled:.{digits}f} {unit}"
+    return below
 
 
 def format_si(value: float | None, unit: str) -> str:
@@ -62,13 +66,9 @@ def format_si(value: float | None, unit: str) -> str:
     >>> format_si(2.53e9, "FLOP/s"), format_si(950, "B")
     ('2.53 GFLOP/s', '950 B')
     """
-    if _is_missing(value):
+    if value is None or math.isnan(value):
         return "-"
-    assert value is not None
-    for scale, prefix in _DECIMAL:
-        if abs(value) >= 0.9995 * scale:
-            return f"{_three(value / scale)} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
+    return _scaled(value, _DECIMAL, f"{value:.3g} ") + unit
 
 
 def format_bytes(n_bytes: float | None) -> str:
@@ -77,13 +77,9 @@ def format_bytes(n_bytes: float | None) -> str:
     >>> format_bytes(32 * 2**20), format_bytes(900)
     ('32.0 MiB', '900 B')
     """
-    if _is_missing(n_bytes):
+    if n_bytes is None or math.isnan(n_bytes):
         return "-"
-    assert n_bytes is not None
-    for scale, prefix in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if abs(n_bytes) >= scale:
-            return f"{_three(n_bytes / scale)} {prefix}"
-    return f"{n_bytes:.0f} B"
+    return _scaled(n_bytes, _BINARY, f"{n_bytes:.0f} B", rounded_up=1.0)
 
 
 def format_percent(fraction: float | None, signed: bool = False) -> str:
@@ -92,9 +88,8 @@ def format_percent(fraction: float | None, signed: bool = False) -> str:
     >>> format_percent(0.1234), format_percent(-0.05, signed=True)
     ('12.3 %', '-5.0 %')
     """
-    if _is_missing(fraction):
+    if fraction is None or math.isnan(fraction):
         return "-"
-    assert fraction is not None
     return f"{100 * fraction:+.1f} %" if signed else f"{100 * fraction:.1f} %"
 
 

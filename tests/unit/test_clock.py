@@ -109,7 +109,7 @@ def test_a_length_that_is_known_is_not_sought_again() -> None:
     again = Sampler(fake, Repeats(2.9e-2, 1), fake.clock(), first.n_calls)
     again.take()
     assert fake.n_calls - before == again.n_calls == first.n_calls
-    assert again.pairs == ((pytest.approx(1e-2), False),)
+    assert again.pairs == [(pytest.approx(1e-2), False)]
 
 
 def test_an_accelerator_is_waited_for_once_a_sample() -> None:
@@ -151,8 +151,8 @@ def test_a_disturbed_part_of_a_raw_sample_leaves_the_others() -> None:
     fake.disturb = (fake.n_calls + 5,)
     before_s, before = fake.time_s, fake.n_calls
     sampler.take()
-    assert sampler.pairs == ((pytest.approx(1e-5), False),)
-    assert sampler.wholes == (pytest.approx((fake.time_s - before_s) / (fake.n_calls - before)),)
+    assert sampler.pairs == [(pytest.approx(1e-5), False)]
+    assert sampler.wholes == [pytest.approx((fake.time_s - before_s) / (fake.n_calls - before))]
     assert sampler.wholes[0] > 1e-3
 
 
@@ -174,7 +174,7 @@ def test_a_raw_sample_goes_on_until_two_parts_are_undisturbed_but_not_for_ever(
     begun = fake.n_calls
     sampler.take(extension=24.001 / 7.999)
     assert fake.n_calls - begun == 8 + n_more
-    assert sampler.pairs == ((pytest.approx(PART_S), disturbed),)
+    assert sampler.pairs == [(pytest.approx(PART_S), disturbed)]
 
 
 def test_turns_are_taken_until_each_has_its_samples() -> None:
@@ -322,7 +322,7 @@ def test_disturbed_samples_are_remembered() -> None:
     )
     for _ in range(3):
         sampler.take()
-    assert sampler.pairs == ((1.0, False), (1.0, True), (2.0, False))
+    assert sampler.pairs == [(1.0, False), (1.0, True), (2.0, False)]
     assert sampler.result().values == (1.0, 2.0)
 
 
@@ -349,13 +349,13 @@ def test_after_the_time_is_over_everything_is_sampled_once_and_nothing_twice() -
 
 def test_a_disturbed_sample_that_is_shorter_than_all_others_counts() -> None:
     sampler = Sampler(lambda: None)
-    sampler._pairs = [
+    sampler.pairs = [
         (4e-4, False),
         (3e-5, True),
         (5e-4, True),
     ]  # one long undisturbed moment says less than a short disturbed one
     assert sampler.result() == Samples((4e-4, 3e-5), 1)
-    sampler._pairs = [(2e-5, False), (3e-5, True)]
+    sampler.pairs = [(2e-5, False), (3e-5, True)]
     assert sampler.result() == Samples((2e-5,), 1)
-    sampler._pairs = [(2e-5, True), (3e-5, True)]
+    sampler.pairs = [(2e-5, True), (3e-5, True)]
     assert sampler.result() == Samples((2e-5, 3e-5), 0)
