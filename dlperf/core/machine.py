@@ -33,8 +33,8 @@ from dlperf.core.costs import (
 )
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
-from dlperf.core.files import default_path as default_path
-from dlperf.core.files import find_path
+from dlperf.core.files import default_path, find_path
+from dlperf.core.machine_entries import Bandwidth, Cpu, Footprint, Kernel
 from dlperf.core.operators import (
     Op,
     TensorTable,
@@ -42,9 +42,25 @@ from dlperf.core.operators import (
     op_to_json,
     tensors_from_records,
 )
-from dlperf.core.records.machine import CostRecord, KernelRecord, MachineRecord
-from dlperf.core.records.machine import KernelModelFit as KernelModelFit
+from dlperf.core.records.machine import CostRecord, KernelModelFit, KernelRecord, MachineRecord
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
+
+__all__ = [
+    "EXACT",
+    "SCHEMA",
+    "SCHEMA_VERSION",
+    "STREAM_BYTES_PER_ELEMENT",
+    "Bandwidth",
+    "Coverage",
+    "Cpu",
+    "Disturbance",
+    "Footprint",
+    "Kernel",
+    "KernelModelFit",
+    "Machine",
+    "SelfTest",
+    "default_path",
+]
 
 SCHEMA, SCHEMA_VERSION, _LEAST_LEFT_OUT = "dlperf.machine", 3, 20
 EXACT = "exact"
@@ -53,81 +69,6 @@ STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
 """Arrays that each STREAM kernel reads and writes (McCalpin's convention; write-allocate not
 counted).
 """
-
-
-@dataclass(frozen=True)
-class Cpu:
-    """What the machine is. Sizes in bytes; `caches_bytes` are per core (L1, L2) and per socket
-    (L3), 0 where unknown.
-
-    `n_cores` are those that the system shows; where several of them are hardware threads of one
-    core, there are only `n_physical_cores` (0 where unknown).
-    """
-
-    model: str
-    n_cores: int
-    caches_bytes: tuple[int, int, int] = (0, 0, 0)
-    memory_bytes: int = 0
-    flags: tuple[str, ...] = ()
-    family: str = ""
-    n_physical_cores: int = 0
-
-    @property
-    def threads_per_core(self) -> int:
-        """Hardware threads that share a core; 1 where the number of cores is unknown."""
-        return -(-self.n_cores // self.n_physical_cores) if self.n_physical_cores else 1
-
-    @property
-    def identity(self) -> tuple[str, str, int]:
-        """What makes two machines the same one for a machine file."""
-        return self.model, self.family, self.n_cores
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One aten op timed at one shape: seconds a call, called as a user's Python calls it, caches
-    warm.
-    """
-
-    op: Op
-    family: str
-    threads: int
-    samples: Samples
-
-
-@dataclass(frozen=True)
-class Bandwidth:
-    """A memory kernel at one working set.
-
-    `kernel` is ``copy``, ``scale``, ``add``, or ``triad``; samples in seconds a sweep that moves
-    `moved_bytes`.
-    """
-
-    kernel: str
-    threads: int
-    working_set_bytes: int
-    moved_bytes: int
-    samples: Samples
-
-    @property
-    def best_bytes_per_s(self) -> float:
-        """The highest rate seen (STREAM reports the best run)."""
-        return self.moved_bytes / self.samples.minimum
-
-    @property
-    def median_bytes_per_s(self) -> float:
-        """The usual rate."""
-        return self.moved_bytes / self.samples.median
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """Memory that torch itself takes when it first does something: `name` is ``forward``,
-    ``training``, ``convolution``, or ``operator`` (each further one).
-    """
-
-    name: str
-    n_bytes: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -161,6 +102,10 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
     # -- questions ---------------------------------------------------------------------------------
 
+    def lacks(self, what: str, way_out: str = "; run dlperf calibrate") -> DlperfError:
+        """The error of what the file does not hold."""
+        return DlperfError(f"{self.path or 'machine'}: holds no {what}{way_out}")
+
     @cached_property
     def threads(self) -> tuple[int, ...]:
         """The thread counts that were measured: those of the kernels, as without kernels nothing
@@ -170,13 +115,9 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         return tuple(sorted({k.threads for k in self.kernels} or others))
 
     def nearest_threads(self, threads: int) -> int:
-        """The measured thread count nearest to `threads` (the lower one of two). Raises DlperfError
-        if nothing was measured.
-        """
+        """The nearest measured thread count, the lower one of two. Raises DlperfError for none."""
         if not self.threads:
-            raise DlperfError(
-                f"{self.path or 'machine'}: holds no measurements; run dlperf calibrate"
-            )
+            raise self.lacks("measurements")
         return _nearest(self.threads, threads)
 
     @cached_property
@@ -211,7 +152,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
     def costs_of(self, *kinds: str, threads: int | None = None) -> list[Cost]:
         """All costs of these kinds, in the order of the file; with `threads`: measured with exactly
-        so many.
+        that many.
         """
         return [
             cost
@@ -244,9 +185,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         if (found := self.cost(key, threads)) is not None:
             return found.value
         if default is None:
-            raise DlperfError(
-                f"{self.path or 'machine'}: holds no cost {str(key)!r}; run dlperf calibrate"
-            )
+            raise self.lacks(f"cost {str(key)!r}")
         return default
 
     def missing_costs(
@@ -370,9 +309,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             if (curve := self.bandwidth_curve(kernel, threads))
         ]
         if not rates:
-            raise DlperfError(
-                f"{self.path or 'machine'}: holds no memory bandwidth; run dlperf calibrate"
-            )
+            raise self.lacks("memory bandwidth")
         return max(rates)
 
     def level_of(self, working_set_bytes: float) -> str:
@@ -386,29 +323,23 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         """The bandwidth of one level: the median rate over working sets well inside it; None where
         none was measured.
         """
-        sizes = dict(zip(("L1", "L2", "L3"), self.cpu.caches_bytes))
         curve = self.bandwidth_curve(kernel, threads)
+        caches = self.cpu.caches_bytes
         if level == "DRAM":
-            floor = 2 * max(self.cpu.caches_bytes, default=0)
-            rates = [b.best_bytes_per_s for b in curve if b.working_set_bytes > floor] or [
-                b.best_bytes_per_s for b in curve[-1:]
-            ]
+            low, high = 2.0 * max(caches, default=0), math.inf
         else:
-            order = ["L1", "L2", "L3"]
-            below = max((sizes[name] for name in order[: order.index(level)]), default=0)
-            rates = [
-                b.best_bytes_per_s
-                for b in curve
-                if 1.3 * below < b.working_set_bytes <= 0.7 * sizes[level]
-            ]
+            number = ("L1", "L2", "L3").index(level)
+            low, high = 1.3 * max(caches[:number], default=0), 0.7 * caches[number]
+        rates = [b.best_bytes_per_s for b in curve if low < b.working_set_bytes <= high]
+        if level == "DRAM" and not rates:
+            rates = [b.best_bytes_per_s for b in curve[-1:]]
         return sorted(rates)[len(rates) // 2] if rates else None
 
     # -- changes -----------------------------------------------------------------------------------
 
     def with_kernels(self, kernels: Iterable[Kernel]) -> Machine:
         """The machine with more kernels; a newer measurement of the same op replaces the older."""
-        merged = {(k.op.signature, k.threads): k for k in self.kernels}
-        merged.update({(k.op.signature, k.threads): k for k in kernels})
+        merged = {(k.op.signature, k.threads): k for k in (*self.kernels, *kernels)}
         return replace(self, kernels=tuple(merged.values()))
 
     # -- files -------------------------------------------------------------------------------------

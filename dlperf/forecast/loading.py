@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlperf.core.costs import LOADER_BYTE
-from dlperf.core.errors import DlperfError
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
@@ -218,9 +217,8 @@ class LoaderCosts:
     def __post_init__(self) -> None:
         if not has_costs(self.machine):
             where = f" -o {self.machine.path}" if self.machine.path else ""
-            raise DlperfError(
-                f"{self.machine.path or 'machine'}: holds no costs of loading data; dlperf"
-                f" calibrate{where} adds them"
+            raise self.machine.lacks(
+                "costs of loading data", f"; dlperf calibrate{where} adds them"
             )
 
     def _cost_s(self, name: str) -> float:
@@ -302,9 +300,9 @@ class LoaderCosts:
 
     def _check_workers(self) -> None:
         if not all(self.machine.costs_of(f"loader_{name}") for name in _NEEDED_BY_WORKERS):
-            raise DlperfError(
-                f"{self.machine.path or 'machine'}: holds no costs of loading workers, which this"
-                " system refused while it was calibrated; ask for 0 of them"
+            raise self.machine.lacks(
+                "costs of loading workers, which this system refused while it was calibrated",
+                "; ask for 0 of them",
             )
 
 

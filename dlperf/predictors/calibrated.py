@@ -25,7 +25,6 @@ from dlperf.core.costs import (
     CONTENTION_MEMORY,
     PAGE_RESIDENCY,
 )
-from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Trace, own_operations
@@ -62,9 +61,7 @@ class Calibrated:
     ) -> Prices:
         """Priced items of a step. Raises DlperfError for a file without kernels or bandwidths."""
         if not machine.kernels:
-            raise DlperfError(
-                f"{machine.path or 'machine'}: holds no kernels; run dlperf calibrate"
-            )
+            raise machine.lacks("kernels")
         cost_model, analysis = cost_model_of(machine, threads), analyse(trace, malloc)
         step = StepItems(trace, cost_model, analysis, cost_model.threads == threads)
         slowdown = machine.contention_slowdown(cost_model.threads)

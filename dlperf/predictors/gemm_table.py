@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import ITEM_BYTES, Op, TensorSpec, Trace
@@ -85,14 +84,8 @@ def peak_flops_per_s(machine: Machine, threads: int) -> dict[str, float]:
     """
     peaks = {one.dtype: one.fma_flops_per_s for one in roofs_of(machine, threads).ceilings}
     if not peaks:
-        raise _no_products(machine)
+        raise machine.lacks("matrix products")
     return peaks
-
-
-def _no_products(machine: Machine) -> DlperfError:
-    return DlperfError(
-        f"{machine.path or 'machine'}: holds no matrix products; run dlperf calibrate"
-    )
 
 
 ACTIVATION_WEIGHTS = {"aten.relu": 1, "aten.relu_": 1, "aten.sigmoid": 30, "aten.sigmoid_": 30}
@@ -204,7 +197,7 @@ class GemmRates:
     def __init__(self, machine: Machine, threads: int) -> None:
         counts = {kernel.threads for kernel in machine.kernels if kernel.family == "gemm"}
         if not counts:
-            raise _no_products(machine)
+            raise machine.lacks("matrix products")
         # The lower one of two counts as near.
         nearest = min(counts, key=lambda count: (abs(math.log(count / threads)), count))
         self._points = [

@@ -1,0 +1,85 @@
+"""What a machine file holds of the machine: its processor, timed operators, memory sweeps, and the
+memory that torch takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlperf.core.clock import Samples
+from dlperf.core.operators import Op
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """What the machine is. Sizes in bytes; `caches_bytes` are per core (L1, L2) and per socket
+    (L3), 0 where unknown.
+
+    `n_cores` are those that the system shows; where several of them are hardware threads of one
+    core, there are only `n_physical_cores` (0 where unknown).
+    """
+
+    model: str
+    n_cores: int
+    caches_bytes: tuple[int, int, int] = (0, 0, 0)
+    memory_bytes: int = 0
+    flags: tuple[str, ...] = ()
+    family: str = ""
+    n_physical_cores: int = 0
+
+    @property
+    def threads_per_core(self) -> int:
+        """Hardware threads that share a core; 1 where the number of cores is unknown."""
+        return -(-self.n_cores // self.n_physical_cores) if self.n_physical_cores else 1
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What makes two machines the same one for a machine file."""
+        return self.model, self.family, self.n_cores
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One aten op timed at one shape: seconds a call, called as a user's Python calls it, caches
+    warm.
+    """
+
+    op: Op
+    family: str
+    threads: int
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """A memory kernel at one working set.
+
+    `kernel` is ``copy``, ``scale``, ``add``, or ``triad``; samples in seconds a sweep that moves
+    `moved_bytes`.
+    """
+
+    kernel: str
+    threads: int
+    working_set_bytes: int
+    moved_bytes: int
+    samples: Samples
+
+    @property
+    def best_bytes_per_s(self) -> float:
+        """The highest rate seen (STREAM reports the best run)."""
+        return self.moved_bytes / self.samples.minimum
+
+    @property
+    def median_bytes_per_s(self) -> float:
+        """The usual rate."""
+        return self.moved_bytes / self.samples.median
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory that torch itself takes when it first does something: `name` is ``forward``,
+    ``training``, ``convolution``, or ``operator`` (each further one).
+    """
+
+    name: str
+    n_bytes: int
