@@ -101,8 +101,9 @@ def tune(args: Namespace) -> Answer:
 
     forecaster = Forecaster(machine, record, bool(mismatches), sample if args.loader else None)
     if args.loader and not forecaster.knows_loading:
-        raise machine.lacks(
-            "costs of loading data, which --loader needs", "; dlperf calibrate adds them"
+        raise DlperfError(
+            f"{machine.path or 'machine'}: holds no costs of loading data, which --loader needs;"
+            " dlperf calibrate adds them"
         )
     axes = _axes(args, machine, forecaster)
     n_best = args.best or BEST

@@ -60,6 +60,7 @@ __all__ = [
     "Machine",
     "SelfTest",
     "default_path",
+    "lacks",
 ]
 
 SCHEMA, SCHEMA_VERSION, _LEAST_LEFT_OUT = "dlperf.machine", 3, 20
@@ -102,10 +103,6 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
     # -- questions ---------------------------------------------------------------------------------
 
-    def lacks(self, what: str, way_out: str = "; run dlperf calibrate") -> DlperfError:
-        """The error of what the file does not hold."""
-        return DlperfError(f"{self.path or 'machine'}: holds no {what}{way_out}")
-
     @cached_property
     def threads(self) -> tuple[int, ...]:
         """The thread counts that were measured: those of the kernels, as without kernels nothing
@@ -117,7 +114,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     def nearest_threads(self, threads: int) -> int:
         """The nearest measured thread count, the lower one of two. Raises DlperfError for none."""
         if not self.threads:
-            raise self.lacks("measurements")
+            raise lacks(self, "measurements")
         return _nearest(self.threads, threads)
 
     @cached_property
@@ -151,9 +148,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         return found
 
     def costs_of(self, *kinds: str, threads: int | None = None) -> list[Cost]:
-        """All costs of these kinds, in the order of the file; with `threads`: measured with exactly
-        that many.
-        """
+        """All costs of these kinds, in the order of the file; of all thread counts or one."""
         return [
             cost
             for kind in kinds
@@ -185,14 +180,14 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         if (found := self.cost(key, threads)) is not None:
             return found.value
         if default is None:
-            raise self.lacks(f"cost {str(key)!r}")
+            raise lacks(self, f"cost {str(key)!r}")
         return default
 
     def missing_costs(
         self, inference: bool = False, threads: int | None = None
     ) -> dict[str, tuple[str, ...]]:
-        """The costs of a step that the file does not hold (with `threads`: not for exactly so
-        many), by group of :data:`dlperf.core.costs.STEP_COSTS`.
+        """The costs of a step that the file does not hold (with `threads`: not for that
+        count), by group of :data:`dlperf.core.costs.STEP_COSTS`.
         """
         keys = [cost.key for cost in self.costs if threads in (None, cost.threads)]
         held = {key.kind for key in keys} | {f"{key.kind} {key.of}" for key in keys}
@@ -309,7 +304,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             if (curve := self.bandwidth_curve(kernel, threads))
         ]
         if not rates:
-            raise self.lacks("memory bandwidth")
+            raise lacks(self, "memory bandwidth")
         return max(rates)
 
     def level_of(self, working_set_bytes: float) -> str:
@@ -464,6 +459,11 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             disturbances=record.disturbances,
             self_tests=record.self_tests,
         )
+
+
+def lacks(machine: Machine, what: str, way_out: str = "; run dlperf calibrate") -> DlperfError:
+    """The error of what a machine file does not hold."""
+    return DlperfError(f"{machine.path or 'machine'}: holds no {what}{way_out}")
 
 
 def _nearest(counts: Iterable[int], threads: int) -> int:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn, Union
+from typing import Any, Union
 
 from dlperf.core.conversion import MOST, refuse
 from dlperf.core.records.trace import OpRecord, TensorRecord
@@ -299,22 +299,20 @@ def arguments_from_json(
     """Positional and keyword arguments of an operator call. Raises DlperfError naming the part of
     `entry` that is none.
     """
-    try:
-        return (
-            tuple([_argument_from_json(value, tensors, _DEEPEST) for value in args]),
-            tuple(
-                [
-                    (name, _argument_from_json(value, tensors, _DEEPEST))
-                    for name, value in kwargs.items()
-                ]
-            ),
-        )
-    except _Unfit:
-        named = [
-            *((f"{entry}.args[{index}]", value) for index, value in enumerate(args)),
-            *((f"{entry}.kwargs[{k!a}]", v) for k, v in kwargs.items()),
-        ]
-        _refuse_argument(named, tensors, _DEEPEST)
+    return (
+        tuple(
+            [
+                _argument_from_json(value, tensors, f"{entry}.args[{index}]")
+                for index, value in enumerate(args)
+            ]
+        ),
+        tuple(
+            [
+                (name, _argument_from_json(value, tensors, f"{entry}.kwargs[{name!a}]"))
+                for name, value in kwargs.items()
+            ]
+        ),
+    )
 
 
 def _argument_to_json(argument: Argument, table: TensorTable) -> Any:
@@ -329,11 +327,9 @@ def _argument_to_json(argument: Argument, table: TensorTable) -> Any:
     return argument
 
 
-class _Unfit(Exception):
-    """The value is no argument of an operator."""
-
-
-def _argument_from_json(value: Any, tensors: Sequence[TensorSpec], depth: int) -> Argument:
+def _argument_from_json(
+    value: Any, tensors: Sequence[TensorSpec], entry: str, depth: int = _DEEPEST
+) -> Argument:
     kind = type(value)
     if kind is dict and len(value) == 1:
         ((name, content),) = value.items()
@@ -344,7 +340,12 @@ def _argument_from_json(value: Any, tensors: Sequence[TensorSpec], depth: int) -
         if name in _SYMBOLS and type(content) is str:
             return Symbol(name, content)
     elif kind is list and depth:
-        return tuple([_argument_from_json(one, tensors, depth - 1) for one in value])
+        return tuple(
+            [
+                _argument_from_json(one, tensors, f"{entry}[{index}]", depth - 1)
+                for index, one in enumerate(value)
+            ]
+        )
     elif (
         value is None
         or kind is bool
@@ -353,23 +354,7 @@ def _argument_from_json(value: Any, tensors: Sequence[TensorSpec], depth: int) -
         or (kind is float and math.isfinite(value))
     ):
         return value  # type: ignore[no-any-return]
-    raise _Unfit
-
-
-def _refuse_argument(
-    named: list[tuple[str, Any]], tensors: Sequence[TensorSpec], depth: int
-) -> NoReturn:
-    """Raise the DlperfError of the first value that is no argument, or of the part of it that is
-    none.
-    """
-    entry, value = next(
-        (entry, value) for entry, value in named if not _fits(value, tensors, depth)
-    )
-    if isinstance(value, list) and depth:
-        _refuse_argument(
-            [(f"{entry}[{index}]", one) for index, one in enumerate(value)], tensors, depth - 1
-        )
-    if isinstance(value, dict) and list(value) == ["tensor"]:
+    if kind is dict and list(value) == ["tensor"]:
         refuse(
             f"{entry}['tensor']",
             value["tensor"],
@@ -381,14 +366,6 @@ def _refuse_argument(
         "an operator's argument: null, true, false, a number, text, a list, or an object such as"
         " {'tensor': 0}",
     )
-
-
-def _fits(value: Any, tensors: Sequence[TensorSpec], depth: int) -> bool:
-    try:
-        _argument_from_json(value, tensors, depth)
-    except _Unfit:
-        return False
-    return True
 
 
 def tensor_numbered(number: int, tensors: Sequence[TensorSpec], entry: str) -> TensorSpec:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlperf.core.costs import LOADER_BYTE
+from dlperf.core.machine import Machine, lacks
 
 if TYPE_CHECKING:
-    from dlperf.core.machine import Machine
     from dlperf.core.trace import Trace
 
 _MOST_THRESHOLD_BYTES = 2**25
@@ -217,8 +217,8 @@ class LoaderCosts:
     def __post_init__(self) -> None:
         if not has_costs(self.machine):
             where = f" -o {self.machine.path}" if self.machine.path else ""
-            raise self.machine.lacks(
-                "costs of loading data", f"; dlperf calibrate{where} adds them"
+            raise lacks(
+                self.machine, "costs of loading data", f"; dlperf calibrate{where} adds them"
             )
 
     def _cost_s(self, name: str) -> float:
@@ -300,7 +300,8 @@ class LoaderCosts:
 
     def _check_workers(self) -> None:
         if not all(self.machine.costs_of(f"loader_{name}") for name in _NEEDED_BY_WORKERS):
-            raise self.machine.lacks(
+            raise lacks(
+                self.machine,
                 "costs of loading workers, which this system refused while it was calibrated",
                 "; ask for 0 of them",
             )

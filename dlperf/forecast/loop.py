@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlperf.core.errors import check_count
+from dlperf.core.machine import lacks
 from dlperf.core.prediction import PredictedStep
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.predictors.kernel_cost_model import cost_model_of
@@ -50,7 +51,9 @@ def _cost_s(prediction: PredictedStep, name: str, asked: bool = True) -> float:
         if not asked:
             return 0.0
         where = f" -o {machine.path}" if machine.path else ""
-        raise machine.lacks(f"cost of {name.split('_')[0]!r}", f"; dlperf calibrate{where} adds it")
+        raise lacks(
+            machine, f"cost of {name.split('_')[0]!r}", f"; dlperf calibrate{where} adds it"
+        )
     return machine.contention_slowdown(prediction.threads) * machine.cost_value(
         f"loop_{name}", prediction.threads
     )

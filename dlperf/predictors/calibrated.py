@@ -25,7 +25,7 @@ from dlperf.core.costs import (
     CONTENTION_MEMORY,
     PAGE_RESIDENCY,
 )
-from dlperf.core.machine import Machine
+from dlperf.core.machine import Machine, lacks
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Trace, own_operations
 from dlperf.core.variation import Z90, core_speed_samples, kernel_sensitivity_frac
@@ -61,7 +61,7 @@ class Calibrated:
     ) -> Prices:
         """Priced items of a step. Raises DlperfError for a file without kernels or bandwidths."""
         if not machine.kernels:
-            raise machine.lacks("kernels")
+            raise lacks(machine, "kernels")
         cost_model, analysis = cost_model_of(machine, threads), analyse(trace, malloc)
         step = StepItems(trace, cost_model, analysis, cost_model.threads == threads)
         slowdown = machine.contention_slowdown(cost_model.threads)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlperf.core.machine import Machine
+from dlperf.core.machine import Machine, lacks
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import ITEM_BYTES, Op, TensorSpec, Trace
 from dlperf.models.roofline import activation_s, operational_intensity, parameterised_flops_per_s
@@ -84,7 +84,7 @@ def peak_flops_per_s(machine: Machine, threads: int) -> dict[str, float]:
     """
     peaks = {one.dtype: one.fma_flops_per_s for one in roofs_of(machine, threads).ceilings}
     if not peaks:
-        raise machine.lacks("matrix products")
+        raise lacks(machine, "matrix products")
     return peaks
 
 
@@ -197,7 +197,7 @@ class GemmRates:
     def __init__(self, machine: Machine, threads: int) -> None:
         counts = {kernel.threads for kernel in machine.kernels if kernel.family == "gemm"}
         if not counts:
-            raise machine.lacks("matrix products")
+            raise lacks(machine, "matrix products")
         # The lower one of two counts as near.
         nearest = min(counts, key=lambda count: (abs(math.log(count / threads)), count))
         self._points = [
