@@ -197,6 +197,8 @@ def test_a_measurement_alone() -> None:
     events = checked(data)
     names = [e["args"]["name"] for e in events if e["name"] in ("process_name", "thread_name")]
     assert names == ["nets.py:cnn, batch size 32: measured", "step", "phases", "layers"]
+    starts = {e["name"]: e["ts"] for e in reversed(events) if e.get("cat") in ("phase", "layer")}
+    assert starts["forward"] == starts["features"] == pytest.approx(10)  # zero_grad takes 10 us
     assert seconds_of(events, "layer", 1)["features", "forward"] == pytest.approx(300e-6)
     assert math.isclose(seconds_of(events, "step", 1)["step", ""], 1235e-6)
     assert data["otherData"]["cases"][0]["measured_on"] == "Made-up CPU"
