@@ -1,7 +1,7 @@
 """Targets of commands: a builder, a module, or a trace file, given by name.
 
 Forms: ``FILE.py:CALLABLE``, ``PACKAGE.MODULE:CALLABLE``, short names of a checkout's ``networks``,
-and trace files (:func:`is_trace_file`).
+exported programs (``FILE.pt2``: the forward pass), and trace files (:func:`is_trace_file`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import nn
 from dlperf.core.errors import DlperfError, WorkFailed, describe
 from dlperf.core.files import schema_of
 from dlperf.recorder.attribution import parameters_in
+from dlperf.recorder.exported_program import load_program
 from dlperf.recorder.target_lookup import find_object
 from dlperf.recorder.tensors import tensors_of
 
@@ -145,7 +146,8 @@ def resolve(
     """The target that `spec` names.
 
     `input_shape` is the shape of one float32 sample, for an nn.Module class or instance; the batch
-    size precedes it. Raises DlperfError, with the target and the way out, where there is none.
+    size precedes it. An exported program has the batch size that it was exported with. Raises
+    DlperfError, with the target and the way out, where there is none.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise DlperfError(f"batch size is {batch_size}; it must be at least 1")
@@ -154,6 +156,10 @@ def resolve(
             f"input shape is {','.join(map(str, input_shape))}; give positive sizes such as"
             " 3,224,224"
         )
+    if spec.endswith(".pt2"):
+        program = load_program(spec)
+        size = first_batch_size(program.inputs)
+        return Target(spec, size, True, lambda _: (program.model, program.inputs))
     found = find_object(spec)
     if isinstance(found, nn.Module) or (isinstance(found, type) and issubclass(found, nn.Module)):
         if input_shape is None:
