@@ -19,7 +19,7 @@ from torch import nn
 
 from dlperf.core.clock import Clock, undisturbed
 from dlperf.profiler.layer_times import OUTSIDE
-from dlperf.recorder.attribution import parameters_in
+from dlperf.recorder.tensors import parameters_in
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 50
 _NO_LAYER = -3

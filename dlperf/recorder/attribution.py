@@ -138,12 +138,6 @@ def optimizers_in(optimizers: Any) -> Iterator[torch.optim.Optimizer]:
             waiting += [item for item in items if isinstance(item, torch.optim.Optimizer)]
 
 
-def parameters_in(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The parameters in an optimizer's groups."""
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
 class OptimizerOwners:
     """The layers that own the optimizer's operands, by storage number."""
 

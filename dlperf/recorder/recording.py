@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from dlperf.core import host
 from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type, describe, one_line
 from dlperf.core.trace import LOSS, Op, OptimizerInfo, Trace
-from dlperf.recorder.attribution import ModuleStack, optimizers_in, parameters_in
+from dlperf.recorder.attribution import ModuleStack, optimizers_in
 from dlperf.recorder.isolation import DeferredInterrupts, ExternalState, preserved_environment
 from dlperf.recorder.op_recorder import OpRecorder
 from dlperf.recorder.step_contents import ModuleCalls, StepTensors
@@ -41,7 +41,7 @@ from dlperf.recorder.targets import (
     first_batch_size,
     mean_of_output,
 )
-from dlperf.recorder.tensors import tensors_of
+from dlperf.recorder.tensors import parameters_in, tensors_of
 
 _FAKE_ONLY = (NotFakeable,) + tuple(
     getattr(fake_tensor, name)

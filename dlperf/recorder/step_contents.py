@@ -18,11 +18,10 @@ from dlperf.recorder.attribution import (
     OptimizerOwners,
     layer_names,
     optimizers_in,
-    parameters_in,
 )
 from dlperf.recorder.isolation import DeferredInterrupts
 from dlperf.recorder.op_recorder import OpRecorder
-from dlperf.recorder.tensors import tensors_of
+from dlperf.recorder.tensors import parameters_in, tensors_of
 
 
 class ModuleCalls:

@@ -20,10 +20,8 @@ from torch import nn
 
 from dlperf.core.errors import DlperfError, WorkFailed, describe
 from dlperf.core.files import schema_of
-from dlperf.recorder.attribution import parameters_in
-from dlperf.recorder.exported_program import load_program
 from dlperf.recorder.target_lookup import find_object
-from dlperf.recorder.tensors import tensors_of
+from dlperf.recorder.tensors import parameters_in, tensors_of
 
 CPU_DEVICES = ("cpu", "meta")
 CPU_ONLY = (
@@ -157,6 +155,8 @@ def resolve(
             " 3,224,224"
         )
     if spec.endswith(".pt2"):
+        from dlperf.recorder.exported_program import load_program
+
         program = load_program(spec)
         size = first_batch_size(program.inputs)
         return Target(spec, size, True, lambda _: (program.model, program.inputs))

@@ -24,6 +24,12 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(getattr(value, field.name, None))
 
 
+def parameters_in(optimizer: Any) -> Iterator[torch.Tensor]:
+    """The parameters in an optimizer's groups."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
 def storage_key(tensor: Any) -> int | None:
     """The identity of a tensor's storage; None for a sparse, nested or uninitialised tensor."""
     try:

@@ -27,8 +27,8 @@ from dlperf.profiler.optimizer_shares import (
 )
 from dlperf.profiler.snapshot import Snapshot
 from dlperf.profiler.step_profiler import NO_BACKWARD, layer_sum_frac, sum_note
-from dlperf.recorder.attribution import parameters_in
 from dlperf.recorder.targets import first_batch_size
+from dlperf.recorder.tensors import parameters_in
 from dlperf.report.machine_check import find_mismatches, find_self_test_problem
 from dlperf.runner.core_speed import own_usual_speed
 from dlperf.runner.disturbance import Disturbance, disturbance_of

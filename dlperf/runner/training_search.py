@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dlperf.models.buckets import ReducerOptions
-from dlperf.recorder.attribution import parameters_in
+from dlperf.recorder.tensors import parameters_in
 
 MOST_OPTIMIZER_STEPS = 16
 """Optimizer steps in the longest period that is searched for."""

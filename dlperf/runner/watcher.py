@@ -31,9 +31,9 @@ from dlperf.core.errors import one_line
 from dlperf.core.patching import wrap_attribute
 from dlperf.profiler.layer_times import HookOverhead
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
-from dlperf.recorder.attribution import parameters_in
 from dlperf.recorder.live_recording import OUTSIDE, LiveRecording
 from dlperf.recorder.targets import CPU_DEVICES, CPU_ONLY
+from dlperf.recorder.tensors import parameters_in
 from dlperf.runner.communication_recording import StepMark
 from dlperf.runner.compilation import (
     COMPILED,
