@@ -380,8 +380,8 @@ def why_no_training(watcher: Watcher) -> str:
         return f"no training to watch: {watcher.reason}"
     if watcher.watched is None:
         return (
-            "no training was found: no optimizer of torch.optim stepped twice the parameters of a"
-            f" module called in training mode ({_steps_seen(watcher)})"
+            "no training was found: no module called in training mode was stepped by optimizers in"
+            f" a period, or ran backward eight times without any ({_steps_seen(watcher)})"
         )
     return f"the training of {watcher.watched.root_type} ended too early: {_steps_seen(watcher)}"
 

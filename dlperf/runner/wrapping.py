@@ -277,8 +277,9 @@ class profile:
             for x, y in loader: ...
         print(profile.report().to_text())
 
-    The loop must call the model, ``backward``, and an optimizer of torch.optim, for 7 steps at
-    least and 19 to time layers; then no hook is left but a step counter. `machine` is a Machine or
+    The loop must call the model and ``backward``, for 7 steps at least and 19 to time layers; then
+    no hook is left but a step counter. A step is one period of the loop, with all models that train
+    in it. `machine` is a Machine or
     a machine file, by default this machine's file. A loop that raises raises unchanged.
 
     Raises DlperfError, before the loop runs, for a machine file that is missing or cannot be used.
