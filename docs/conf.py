@@ -27,6 +27,7 @@ myst_enable_extensions = ["deflist", "dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["lightning", "transformers"]
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True

@@ -12,7 +12,7 @@ def wrap_attribute(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callab
 
     The result unwraps it, unless somebody else has replaced the attribute since.
     """
-    original = getattr(owner, name)
+    original, is_own = getattr(owner, name), name in vars(owner)
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -20,7 +20,10 @@ def wrap_attribute(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callab
 
     def undo() -> None:
         if getattr(owner, name, None) is wrapped:
-            setattr(owner, name, original)
+            if is_own:
+                setattr(owner, name, original)
+            else:  # inherited, or of an instance's class
+                delattr(owner, name)
 
     setattr(owner, name, wrapped)
     return undo

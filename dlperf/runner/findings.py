@@ -320,6 +320,11 @@ class Findings:
     # -- the run -----------------------------------------------------------------------------------
 
     @property
+    def step_s(self) -> float:
+        """The median uninstrumented step, without loading."""
+        return statistics.median(step.own_s for step in self.watched.plain)
+
+    @property
     def intervals_s(self) -> tuple[float, ...]:
         """Intervals between the ends of uninstrumented steps."""
         return tuple(step.interval_s for step in self.watched.plain if step.interval_s is not None)
@@ -359,8 +364,7 @@ class Findings:
             measured_s = (whole_s,) if whole_s > 0 else ()
         predicted_s, step = None, None if self.prediction is None else self.prediction.step
         if step is not None and step.total_s is not None:
-            own_s = statistics.median(one.own_s for one in self.watched.plain)
-            predicted_s = n_steps * (step.total_s + max(0.0, interval_s - own_s))
+            predicted_s = n_steps * (step.total_s + max(0.0, interval_s - self.step_s))
         return EpochForecast(n_steps, n_steps * interval_s, predicted_s, measured_s, is_epoch)
 
 

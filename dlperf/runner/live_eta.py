@@ -97,9 +97,7 @@ class LiveEta:
         self.is_epoch = True
         self.core_state = CoreState()
         self._log, self._clock, self._line = log, clock, line
-        self._n_epochs, self._epochs_before = n_epochs, 0
-        self._is_users_number = n_epochs is not None
-        self._n_steps = n_steps
+        self.set_length(n_epochs, n_steps)
         self._loops_of: dict[int, tuple[RunningLoop, ...]] = {}
         self._rate: Rate | None = None
         self._passes, self._name, self._n_first = 1, "", 0
@@ -111,6 +109,12 @@ class LiveEta:
         self._next_line = 0.0
         self._pid = os.getpid()
         log.on_pass = self._note_loops
+
+    def set_length(self, n_epochs: int | None, n_steps: int | None) -> None:
+        """Set the run's number of epochs or steps, before the first ETA; None: the loops' own."""
+        self._n_epochs, self._epochs_before = n_epochs, 0
+        self._is_users_number = n_epochs is not None
+        self._n_steps = n_steps
 
     # -- events ------------------------------------------------------------------------------------
 

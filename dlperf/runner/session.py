@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One watched run. Ranks other than 0 time no layers and show no ETA.
+    """One watched run. Ranks other than 0 time no layers and have no ETA.
 
-    `length`: the user's numbers of epochs and steps.
+    `length`: the user's numbers of epochs and steps. `shows_eta`: on stderr. `on_watched` is called
+    after the watched steps, before the ETA begins; it may not raise.
     """
 
     def __init__(
@@ -36,6 +37,8 @@ class Session:
         machine: Machine | None,
         length: tuple[int | None, int | None],
         rendezvous: Rendezvous,
+        shows_eta: bool = True,
+        on_watched: Callable[[], None] | None = None,
     ) -> None:
         self.watcher: Watcher | None = None
         self.live: LiveEta | None = None
@@ -43,6 +46,7 @@ class Session:
         self.error: BaseException | None = None
         self._threads, self._machine, self._length = threads, machine, length
         self._rendezvous = rendezvous
+        self._shows_eta, self._on_watched = shows_eta, on_watched
         self._speed_samples = SpeedSamples()
         self._speed_samples.take()
         self._finder: _AfterTorch | None = None
@@ -71,10 +75,11 @@ class Session:
             plan = WatchPlan(layered=0) if world.rank else WatchPlan()
             watcher = Watcher(speed_samples=self._speed_samples, plan=plan)
             if not world.rank:
-                self.live = LiveEta(watcher.epochs, watcher.clock, StderrLine(), *self._length)
+                line = StderrLine() if self._shows_eta else None
+                self.live = LiveEta(watcher.epochs, watcher.clock, line, *self._length)
                 watcher.on_watched = self._begin_eta
-            watcher.install()
             self.watcher = watcher
+            watcher.install()
             if world.n_ranks > 1:
                 self.recorder = CollectiveRecorder(watcher.clock, self._rendezvous.meet)
                 try:
@@ -92,6 +97,8 @@ class Session:
         watched = watcher.watched
         if self.live is None or watched is None or not watched.plain:
             return
+        if self._on_watched is not None:
+            self._on_watched()
         seen = [
             ObservedStep(
                 step.interval_s,

@@ -270,6 +270,37 @@ def _find_cluster(path: str | Path | None) -> Cluster | None:
 # -- in one's own code -----------------------------------------------------------------------------
 
 
+def chosen_machine(call: str, machine: Machine | str | Path | None) -> Machine | None:
+    """The machine that `call` got, by default this machine's; None, and a warning, without a file.
+
+    Raises DlperfError for a machine file that is missing or cannot be used.
+    """
+    from dlperf.core.machine import Machine
+
+    if machine is not None:
+        way_out = "a Machine, or a machine file by its path"
+        check_type(call, "machine", machine, (Machine, str, Path), way_out)
+    elif os.path.exists(default_path()):
+        machine = default_path()
+    else:
+        warnings.warn(
+            f"dlperf: no machine file {default_path()}: the loop is measured, and predicted"
+            " once dlperf calibrate has made it",
+            stacklevel=3,
+        )
+    return Machine.load(machine) if isinstance(machine, (str, Path)) else machine
+
+
+def report_of(call: str, findings: Findings) -> Report:
+    """Predicted beside actual. Raises DlperfError, with the reason, without a prediction."""
+    if findings.report is not None:
+        return findings.report
+    reason = "no machine file; make one with dlperf calibrate"
+    if findings.machine is not None and findings.notes:
+        reason = findings.notes[-1]
+    raise DlperfError(f"{call}: {reason}")
+
+
 class profile:
     """Watch the training loop inside a ``with`` block::
 
@@ -288,17 +319,8 @@ class profile:
     def __init__(self, model: nn.Module, machine: Machine | str | Path | None = None) -> None:
         from torch import nn
 
-        from dlperf.core.machine import Machine
-
         check_type("profile", "model", model, nn.Module, "an instance, the one that the loop calls")
-        if machine is not None:
-            way_out = "a Machine, or a machine file by its path"
-            check_type("profile", "machine", machine, (Machine, str, Path), way_out)
-        elif os.path.exists(default_path()):
-            machine = default_path()
-        if isinstance(machine, (str, Path)):
-            machine = Machine.load(machine)
-        self._model, self._machine = model, machine
+        self._model, self._machine = model, chosen_machine("profile", machine)
         self._watcher: Watcher | None = None
         self._is_over = False
         self._findings: Findings | None = None
@@ -306,12 +328,6 @@ class profile:
     def __enter__(self) -> profile:
         from dlperf.runner.watcher import Watcher
 
-        if self._machine is None:
-            warnings.warn(
-                f"dlperf: no machine file {default_path()}: the loop is measured, and predicted"
-                " once dlperf calibrate has made it",
-                stacklevel=2,
-            )
         self._watcher = Watcher(self._model)
         self._watcher.install()
         return self
@@ -373,10 +389,4 @@ class profile:
 
     def report(self) -> Report:
         """Predicted beside actual. Raises DlperfError without a machine, a prediction or steps."""
-        findings = self.findings
-        if findings.report is not None:
-            return findings.report
-        reason = "no machine file; make one with dlperf calibrate"
-        if findings.machine is not None and findings.notes:
-            reason = findings.notes[-1]
-        raise DlperfError(f"profile: {reason}")
+        return report_of("profile", self.findings)
