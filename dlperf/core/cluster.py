@@ -9,6 +9,7 @@ written by hand from data sheets holds the two numbers of each link instead.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -170,14 +171,12 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
         """The most measured ranks that one computer ran, whatever it calls its hosts; 1 where
         nothing is known.
         """
-        names = [rank.system or rank.host for rank in self.ranks]
-        return max((names.count(name) for name in names), default=1)
+        return max(Counter(rank.system or rank.host for rank in self.ranks).values(), default=1)
 
     @property
     def ranks_per_host(self) -> int:
         """The most measured ranks with one host name; 1 where nothing is known."""
-        names = [rank.host for rank in self.ranks]
-        return max((names.count(name) for name in names), default=1)
+        return max(Counter(rank.host for rank in self.ranks).values(), default=1)
 
     def link(self, distance: str) -> Link | None:
         """The link at one distance; None where the file holds none."""

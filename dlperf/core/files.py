@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dlperf.core.errors import DlperfError, WorkFailed, check_type
+from dlperf.core.errors import DlperfError, WorkFailed, check_type, refuse
 from dlperf.core.streams import write_out
 from dlperf.core.text import visible
 
@@ -186,16 +186,15 @@ def check_writable(path: str | Path, force: bool = False) -> None:
         return
     path = Path(path)
     check_name(path)
-    if path.is_dir():
-        raise DlperfError(f"{path}: is a folder; name a file")
-    if not path.parent.is_dir():
-        raise DlperfError(
-            f"{path}: {path.parent} is no folder"
-            if path.parent.exists()
-            else f"{path}: its folder does not exist; make it first"
-        )
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise DlperfError(f"{path}: cannot be written; choose another place")
+    refuse(
+        (path.is_dir(), f"{path}: is a folder; name a file"),
+        (not path.parent.exists(), f"{path}: its folder does not exist; make it first"),
+        (not path.parent.is_dir(), f"{path}: {path.parent} is no folder"),
+        (
+            not os.access(path if path.exists() else path.parent, os.W_OK),
+            f"{path}: cannot be written; choose another place",
+        ),
+    )
     if path.is_file() or not path.exists():  # a device is written as it is
         try:
             try_folder(path.parent)

@@ -5,6 +5,8 @@ Nothing here imports torch; :mod:`dlperf.profiler.step_profiler` takes the measu
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA, SCHEMA_VERSION = "dlperf.measurement", 1
+LAYER_PHASES = ("forward", "backward", "optimizer")
 STEP_PHASES = ("zero_grad", "forward", "backward", "optimizer", "total")
 
 
@@ -101,24 +104,14 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
 
         rows = []
         for times in self.layers:
-            row: dict[str, Any] = {"layer": times.layer, "type": times.type}
-            for phase in ("forward", "backward", "optimizer"):
-                samples = times.phase(phase)
-                row[f"{phase}_s"] = float("nan") if samples is None else samples.median
-                row[f"{phase}_spread_frac"] = (
-                    float("nan") if samples is None else samples.spread_frac
-                )
-            rows.append(row)
-        columns = [
-            "layer",
-            "type",
-            *(
-                f"{p}_{kind}"
-                for p in ("forward", "backward", "optimizer")
-                for kind in ("s", "spread_frac")
-            ),
-        ]
-        return pd.DataFrame(rows, columns=columns)
+            found = [times.phase(phase) for phase in LAYER_PHASES]
+            values = [
+                (math.nan, math.nan) if one is None else (one.median, one.spread_frac)
+                for one in found
+            ]
+            rows.append((times.layer, times.type, *itertools.chain(*values)))
+        columns = [f"{phase}_{kind}" for phase in LAYER_PHASES for kind in ("s", "spread_frac")]
+        return pd.DataFrame(rows, columns=["layer", "type", *columns])
 
     def save(self, path: str | Path) -> None:
         """Write the measurement as JSON, whole or not at all."""

@@ -7,6 +7,7 @@ predicted, and its operations calibrated, where its code is not.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -151,15 +152,12 @@ class Trace(Displayed, by="dlperf.report.summaries"):
     @cached_property
     def n_parameters(self) -> int:
         """Number of trained and untrained parameters; shared ones once."""
-        seen: dict[int, int] = {}
-        loose = 0
-        for layer in self.layers:
-            for _, spec in layer.parameters:
-                if spec.storage >= 0:
-                    seen[spec.storage] = max(spec.numel, seen.get(spec.storage, 0))
-                else:
-                    loose += spec.numel
-        return loose + sum(seen.values())
+        specs = [spec for layer in self.layers for _, spec in layer.parameters]
+        largest: dict[int, int] = defaultdict(int)  # of each storage; unknown ones count apart
+        for number, spec in enumerate(specs, 1):
+            key = spec.storage if spec.storage >= 0 else -number
+            largest[key] = max(spec.numel, largest[key])
+        return sum(largest.values())
 
     def save(self, path: str | Path) -> None:
         """Write the trace as JSON, whole or not at all."""
