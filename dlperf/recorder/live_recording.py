@@ -135,6 +135,13 @@ class LiveRecording:
         )
 
     @property
+    def has_update(self) -> bool:
+        """Whether an optimizer, or the program by hand, did anything; True where unknown."""
+        if self._recorded is None:
+            return True
+        return any(op.phase == "optimizer" for op in self._recorded[0])
+
+    @property
     def batch_size(self) -> int:
         """Samples of one forward pass: the first dimension of the first input tensor.
 

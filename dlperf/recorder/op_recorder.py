@@ -140,6 +140,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, described: tuple[Any, Any], result: Any, node: Any, number: int
     ) -> None:
         args, kwargs = described
+        operands = args + tuple([value for _, value in kwargs])
+        is_restricted = self.is_owned_only and self.phase == "optimizer"
+        if is_restricted and self.owners is not None and not self.owners.own_any(operands):
+            return
         born = len(self.ops)
         outputs = tuple([self.spec(tensor, born) for tensor in tensors_of(result)])
         grad = number > self._number and torch.is_grad_enabled()
@@ -151,9 +155,6 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif self.phase == "backward":
             layer, index = self._stack.backward_layer(node), self._stack.ordinal(node)
         elif self.owners is not None:
-            operands = args + tuple([value for _, value in kwargs])
-            if self.is_owned_only and not self.owners.own_any(operands):
-                return
             layer, shares = self.owners.attribute(operands, outputs)
         if grad:
             self._stack.mark(number - 1, layer)

@@ -39,7 +39,9 @@ class LayerDifference:
         """
         if self.first is None or self.second is None:
             return "added" if self.first is None else "removed"
-        if (self.first.type, self.first.work) != (self.second.type, self.second.work):
+        works = self.first.work, self.second.work
+        is_other = works[0] != works[1] and (None, None) not in works  # measurements have none
+        if is_other or self.first.type != self.second.type:
             return "changed"
         return "same" if self.first.layer == self.second.layer else "renamed"
 

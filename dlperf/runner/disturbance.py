@@ -33,11 +33,16 @@ class Disturbance:
 
     @property
     def is_notable(self) -> bool:
-        """Whether it is more than the usual noise."""
+        """Whether it is more than the usual noise.
+
+        Several threads, or a loader's workers, take cores from each other: steps that lose one
+        count where the system has more to run than CPUs.
+        """
+        is_full = self.load is not None and self.load > (os.cpu_count() or 1) + 0.5
         return (
             (self.core_frac is not None and self.core_frac < _LEAST_CORE_FRAC)
             or self.slowdown > _MOST_SLOWDOWN
-            or self.disturbed_frac > _MOST_DISTURBED_FRAC
+            or (is_full and self.core_frac is None and self.disturbed_frac > _MOST_DISTURBED_FRAC)
         )
 
     def to_text(self) -> str:
@@ -49,9 +54,11 @@ class Disturbance:
         parts.append(f"{format_percent(self.disturbed_frac)} of the steps lost their core")
         if self.load is not None:
             parts.append(f"the system's load was {self.load:.1f}")
+        text = f"other programs disturbed the run: {', '.join(parts)}."
+        if self.core_frac is None:
+            return text
         return (
-            f"other programs disturbed the run: {', '.join(parts)}. On a core of its own the step"
-            f" would take about {format_seconds(self.step_s)}."
+            f"{text} On a core of its own the step would take about {format_seconds(self.step_s)}."
         )
 
     def to_json(self) -> dict[str, Any]:

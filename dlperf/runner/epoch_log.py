@@ -74,7 +74,7 @@ class EpochLog:
         self._then: Callable[[float], None] | None = None
         self.on_pass: Callable[[EpochTimes, FrameType], None] | None = None
         self._last: Any = None
-        self._every, self._turn = 1, 0
+        self._every, self._turn, self._n_seen = 1, 0, 0
         self.first_step: float | None = None
         self.last_step: float | None = None
         self.n_steps = 0
@@ -104,15 +104,28 @@ class EpochLog:
         return iterator
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._n_seen += 1
         if self._last is None or self._last is optimizer:
             self._turn = (self._turn + 1) % self._every
             if not self._turn:
                 self.count(self._clock.now())
 
-    def follow(self, optimizers: Sequence[Any]) -> None:
-        """From now on, count periods: `optimizers` step in one, in this order; none: by hand."""
+    def follow(self, optimizers: Sequence[Any], n_backwards: int = 0) -> None:
+        """From now on, count periods: `optimizers` step in one, in this order; none: by hand.
+
+        The periods before count, too; the one that ends now is counted next. `n_backwards`: those
+        so far.
+        """
         self._last = optimizers[-1] if optimizers else ()
-        self._every, self._turn = max(1, sum(one is self._last for one in optimizers)), 0
+        self._every, self._turn = max(1, sum(one is self._last for one in optimizers)), -1
+        n_steps = ((self._n_seen + 1) // len(optimizers) if optimizers else n_backwards) - 1
+        n_more, self.n_steps = n_steps - self.n_steps, n_steps
+        current = self._current
+        if current is not None and n_more:
+            if not current.n_steps:
+                current = self._resume_or_open(current, self._clock.now())
+            if current is not None:
+                current.n_steps = max(0, current.n_steps + n_more)
 
     def count_backwards(self) -> None:
         """From now on, every backward is a step."""

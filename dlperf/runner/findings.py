@@ -33,7 +33,7 @@ from dlperf.report.machine_check import find_mismatches, find_self_test_problem
 from dlperf.runner.core_speed import own_usual_speed
 from dlperf.runner.disturbance import Disturbance, disturbance_of
 from dlperf.runner.step_rate import typical_s
-from dlperf.runner.training_search import BY_HAND_BACKWARDS, is_sharded
+from dlperf.runner.training_search import is_sharded
 from dlperf.runner.watched_training import FEWEST, WatchedStep
 from dlperf.runner.watcher import Watcher
 
@@ -99,6 +99,10 @@ class Findings:
         watched = watcher.watched
         if watched is None or len(watched.plain) < FEWEST:
             raise DlperfError(why_no_training(watcher))
+        if watched.recording is not None and not watched.recording.has_update:
+            raise DlperfError(
+                "no training was found: backward ran, and nothing changed a parameter or a gradient"
+            )
         self.machine, self.name = machine, name or watched.root_type
         self.notes = list(watched.notes)
         self.watched, self.live, self.ranks = watched, live, ranks
@@ -131,8 +135,9 @@ class Findings:
         watched, n = self.watched, self.n_passes
         notes = list(self.notes)
         if n > 1:
-            batches = f"{watched.n_batches} batch{'es' if watched.n_batches > 1 else ''}"
-            notes.append(f"a step has {n} forward and backward passes over {batches}")
+            seen = statistics.median(step.n_batches for step in watched.plain)
+            batches = f" over {seen:.0f} batch{'es' if seen > 1 else ''}" if seen else ""
+            notes.append(f"a step has {n} forward and backward passes{batches}")
         phases = [(_seconds_by_phase(step), step.disturbed) for step in watched.plain]
         step = {
             name: undisturbed([(seconds[name], disturbed) for seconds, disturbed in phases])
@@ -282,8 +287,9 @@ class Findings:
                 problem := find_self_test_problem(self.machine, self.watched.threads)
             ):
                 self.notes.append(problem)
-            is_other = find_mismatches(self.machine, host.this_cpu(), host.versions())
-            return prediction.cross_machine() if is_other else prediction
+            mismatches = find_mismatches(self.machine, host.this_cpu(), host.versions())
+            self.notes += mismatches
+            return prediction.cross_machine() if mismatches else prediction
         except DlperfError as error:
             self.notes.append(f"no prediction: {error}")
             return None
@@ -354,7 +360,6 @@ class Findings:
         if batches is not None:
             per_step = self.watched.n_batches
             n_steps, least = max(1, math.ceil(batches / per_step)), batches // per_step
-            least -= 0 if self.watched.optimizers else BY_HAND_BACKWARDS + 1  # nobody counted them
             measured_s = tuple(epoch.seconds for epoch in epochs if epoch.n_steps >= least)
         elif is_epoch:
             n_steps, measured_s = epochs[0].n_steps, tuple(epoch.seconds for epoch in epochs)

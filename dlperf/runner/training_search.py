@@ -77,7 +77,7 @@ class TrainingSearch:
         self._ids: list[int] = []
         self._with_batch: list[bool] = []
         self._has_batch = False
-        self._n_backwards = 0
+        self.n_backwards = 0
 
     @property
     def is_exhausted(self) -> bool:
@@ -89,7 +89,7 @@ class TrainingSearch:
         if self._inside is None:
             self._inside = module
             if module.training and torch.is_grad_enabled():
-                self._called[id(module)] = (module, len(self._ids) + self._n_backwards)
+                self._called[id(module)] = (module, len(self._ids) + self.n_backwards)
 
     def leave(self, module: nn.Module) -> None:
         """Its call is over."""
@@ -122,8 +122,8 @@ class TrainingSearch:
 
     def backward_ended(self) -> FoundTraining | None:
         """A backward has ended. Returns the training where parameters are updated by hand."""
-        self._n_backwards += 1
-        if self._ids or self._n_backwards < BY_HAND_BACKWARDS:
+        self.n_backwards += 1
+        if self._ids or self.n_backwards < BY_HAND_BACKWARDS:
             return None
         called = self._chosen(
             {
@@ -171,7 +171,7 @@ class TrainingSearch:
 
     def _chosen(self, trained: set[int]) -> tuple[nn.Module, ...]:
         """The outermost modules that were called lately and own one of the parameters."""
-        latest = len(self._ids) + self._n_backwards - 2 * MOST_OPTIMIZER_STEPS
+        latest = len(self._ids) + self.n_backwards - 2 * MOST_OPTIMIZER_STEPS
         found = [
             module
             for module, at in self._called.values()

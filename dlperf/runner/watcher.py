@@ -266,7 +266,7 @@ class Watcher:
                     name = type(root).__name__
                     return self.give_up(f"{name} lies on {parameter.device}; {CPU_ONLY}")
         self._found, self._turn = found, 0
-        self.epochs.follow(found.optimizers)
+        self.epochs.follow(found.optimizers, self._search.n_backwards)
         self.watched = WatchedTraining(
             found.roots,
             found.optimizers,

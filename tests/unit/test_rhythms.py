@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from dlperf.core.errors import DlperfError
 from dlperf.runner.findings import Findings
 from dlperf.runner.training_search import TrainingSearch, find_period
 from dlperf.runner.watcher import DONE, Watcher
@@ -272,6 +273,9 @@ def test_one_period_is_watched_recorded_and_counted(
     assert tuple(sorted(type(root).__name__ for root in training.roots)) == rhythm.models
     forecast = findings.forecast
     if rhythm.n_steps is not None:
+        n_counted = rhythm.n_steps - (not rhythm.n_optimizer_steps)  # the last one has no successor
+        assert abs(watcher.epochs.epochs[0].n_steps - n_counted) <= 1
+        assert abs(watcher.epochs.n_steps - n_counted) <= 1
         assert forecast is not None
         assert forecast.n_steps == rhythm.n_steps
     trace = findings.trace
@@ -339,3 +343,16 @@ def test_a_period_begins_with_the_loaders_batch() -> None:
 )
 def test_periods(ids: list[int], period: int | None) -> None:
     assert find_period(ids) == period
+
+
+def test_backwards_that_update_nothing_are_no_training() -> None:
+    def only_backwards() -> Iterator[torch.Tensor]:
+        model = Critic()
+        for x in batches():
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            yield loss
+
+    _, watcher = watched(only_backwards)
+    with pytest.raises(DlperfError, match="nothing changed a parameter"):
+        Findings(watcher)

@@ -175,7 +175,9 @@ def test_accumulation_counts_passes() -> None:
     with profile(model) as watching:
         train(model, 120, nn.CrossEntropyLoss(), accumulate=3)
     assert watching.findings.n_passes == 3
-    assert any("3 forward and backward passes over" in note for note in watching.measurement.notes)
+    assert any(
+        "a step has 3 forward and backward passes" in note for note in watching.measurement.notes
+    )
 
 
 def test_a_loop_that_raises_raises_its_own_error() -> None:
