@@ -98,8 +98,7 @@ def step_s_of(prediction: Prediction) -> float:
     """Seconds of a predicted step. Raises DlperfError for a predictor that supports none."""
     if prediction.step.total_s is None:
         raise DlperfError(
-            f"predictor {prediction.predictor!r} does not speak of the whole step; explain with"
-            " calibrated"
+            f"predictor {prediction.predictor!r} predicts no whole step; explain with calibrated"
         )
     return prediction.step.total_s
 

@@ -283,7 +283,7 @@ MAX_EXTENSION = 12.0
 outlast most interference.
 """
 _CLEAN_PARTS = 2
-"""A raw sample goes on until a given number of parts were undisturbed, while there is patience."""
+"""A raw sample goes on until a given number of parts were undisturbed, for a limited time."""
 
 
 SHORT_CALL_S, LONG_CALL_S = 1e-3, 2e-2

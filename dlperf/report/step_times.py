@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,16 +197,6 @@ def _step_of_data(data: dict[str, Any], name: str) -> StepTimes:
         raise DlperfError(
             f"step.total_s is {step.total_s}: {found.predictor} predicts no whole step"
         )
-    layers = tuple(
-        LayerTimes(
-            row.layer,
-            row.type or "",
-            {phase: getattr(row, f"{phase}_s") for phase in PHASES},
-            row.bound,
-            (row.flops, row.bytes),
-        )
-        for row in found.layers
-    )
     return StepTimes(
         name,
         f"predicted ({found.predictor})",
@@ -218,7 +209,7 @@ def _step_of_data(data: dict[str, Any], name: str) -> StepTimes:
         step.total_s,
         step.low_s,
         step.high_s,
-        layers,
+        _layers(found.layers, "_s"),
         step.peak_memory_bytes,
     )
 
@@ -229,17 +220,7 @@ def _step_of_report(data: Any, name: str) -> StepTimes:
     step, repeats_frac = found.measured.step, found.measured.repeatability_frac
     if not step.total_s:
         raise DlperfError("measured.step.total_s is missing")
-    layers = tuple(
-        LayerTimes(
-            row.layer,
-            row.type or "",
-            {phase: getattr(row, f"{phase}_actual_s") for phase in PHASES},
-            row.bound,
-            (row.flops, row.bytes),
-        )
-        for row in found.layers
-        if row.predictor == found.layers[0].predictor
-    )
+    rows = [row for row in found.layers if row.predictor == found.layers[0].predictor]
     return StepTimes(
         name,
         "measured",
@@ -251,7 +232,21 @@ def _step_of_report(data: Any, name: str) -> StepTimes:
         {phase: getattr(step, f"{phase}_s") for phase in ("zero_grad", *PHASES)},
         step.total_s,
         *_around(step.total_s, repeats_frac),
-        layers,
+        _layers(rows, "_actual_s"),
+    )
+
+
+def _layers(rows: Sequence[_Layer], ending: str) -> tuple[LayerTimes, ...]:
+    """Layers of a file; the names of their times end with `ending`."""
+    return tuple(
+        LayerTimes(
+            row.layer,
+            row.type or "",
+            {phase: getattr(row, phase + ending) for phase in PHASES},
+            row.bound,
+            (row.flops, row.bytes),
+        )
+        for row in rows
     )
 
 

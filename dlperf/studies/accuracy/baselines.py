@@ -42,8 +42,8 @@ TIMEOUT_S = 900.0
 
 @dataclass(frozen=True)
 class BaselineEstimate:
-    """What a baseline says of one step, in seconds; None where it does not speak. `layers` are
-    (name, forward, backward); `problem` why it says nothing.
+    """A baseline's estimate of one step, in seconds; None where it has none. `layers` are
+    (name, forward, backward); `problem` is why it has none.
     """
 
     baseline: Name
