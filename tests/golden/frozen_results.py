@@ -26,8 +26,8 @@ HOST_FACTS = (
     "warnings",
 )
 """Keys of a command's answer that hold versions, paths and facts of the host."""
-HOST_NOTE = "this process may use"
-"""In a note on the number of cores that this process has."""
+HOST_NOTES = ("this process may use", "was measured with torch")
+"""In notes on the number of cores that this process has, and on its torch."""
 
 
 def to_text(value: Any, indent: str = "") -> str:
@@ -96,7 +96,7 @@ def without_host_facts(value: Any) -> Any:
 
 
 def _is_host_note(value: Any) -> bool:
-    return isinstance(value, str) and HOST_NOTE in value
+    return isinstance(value, str) and any(note in value for note in HOST_NOTES)
 
 
 def check_data(name: str, data: Any, renew: bool, tolerance: float = EXACT) -> None:

@@ -69,7 +69,12 @@ def tensors(n: int = 6) -> torch.Tensor:
 def test_a_blocking_call_is_a_launch_and_its_wait(
     recorder: CollectiveRecorder, make: Any, kind: str, n_bytes: int, peer: int | None
 ) -> None:
-    make()
+    try:
+        make()
+    except RuntimeError as error:
+        if "does not support" in str(error):
+            pytest.skip(str(error))  # gloo in earlier releases of torch
+        raise
     (call,) = calls(recorder)
     assert (call.kind, call.n_bytes, call.peer) == (kind, n_bytes, peer)
     ((at, until),) = call.waits
