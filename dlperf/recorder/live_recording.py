@@ -38,14 +38,12 @@ class LiveRecording:
     """The recording of one step of `model` that `optimizers` step.
 
     From :meth:`start` to :meth:`stop` the program runs it; :meth:`enter` names its phases.
-    `by_hand`: work on parameters or gradients in the phase ``optimizer`` is the update, and all
-    else in it no part of the step.
+    Without optimizers the program updates by hand: work on parameters or gradients in the phase
+    ``optimizer`` is the update, and all else in it no part of the step.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizers: Sequence[Any] = (), by_hand: bool = False
-    ) -> None:
-        self._model, self._optimizers, self._by_hand = model, optimizers, by_hand
+    def __init__(self, model: nn.Module, optimizers: Sequence[Any] = ()) -> None:
+        self._model, self._optimizers = model, optimizers
         self._stack = ModuleStack(model, outside=LOSS)
         self._recorder = OpRecorder(self._stack)
         self._calls = ModuleCalls(model, self._stack, self._recorder)
@@ -74,7 +72,7 @@ class LiveRecording:
         if phase == OUTSIDE or self._is_over:
             return
         recorder.phase = phase
-        recorder.is_owned_only = self._by_hand and phase == "optimizer"
+        recorder.is_owned_only = phase == "optimizer" and not self._optimizers
         if phase in ("zero_grad", "optimizer") and self._existing is not None:
             recorder.owners = self._existing.owners()
         elif phase == "backward":

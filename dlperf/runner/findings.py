@@ -180,7 +180,7 @@ class Findings:
     @cached_property
     def _shares(self) -> OptimizerShares:
         """Shares of the optimizers' steps, found after the training; everything is restored."""
-        optimizers = list({id(one): one for one in self.watched.optimizers}.values())
+        optimizers = self.watched.distinct_optimizers
         found = [self._shares_of(optimizer) for optimizer in optimizers]
         weights = [
             statistics.median(step.by_optimizer.get(id(one), 0.0) for step in self.watched.plain)

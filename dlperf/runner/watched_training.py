@@ -144,6 +144,11 @@ class WatchedTraining:
         self.loss = None if scalar_of(output) is None else scalar_of
 
     @property
+    def distinct_optimizers(self) -> list[Any]:
+        """The optimizers, each once."""
+        return list({id(one): one for one in self.optimizers}.values())
+
+    @property
     def root_type(self) -> str:
         """The models' types."""
         return " and ".join(type(root).__name__ for root in self.roots)

@@ -529,8 +529,7 @@ class Watcher:
     def _start_recording(self, inside: nn.Module | None) -> None:
         assert self.watched is not None
         watched = self.watched
-        optimizers = list({id(one): one for one in watched.optimizers}.values())
-        recording = LiveRecording(watched.model, optimizers, by_hand=not optimizers)
+        recording = LiveRecording(watched.model, watched.distinct_optimizers)
         try:
             recording.start(inside)
         except Exception as error:
