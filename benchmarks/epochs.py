@@ -1,12 +1,12 @@
-"""Epochs forecast from a machine file alone, loading included, beside real ones.
+"""Epochs forecast from a machine file alone, loading included, beside measured ones.
 
     python benchmarks/epochs.py --machine machine.json mlp/0 mlp/1 lenet/0 cnn-medium/2
     (NETWORK/LOADER WORKERS)
 
 Each case trains in a fresh process on generated data as networks/train.py does: one epoch to warm
 up, then some that count. Batches that began and ended on a core at full speed count apart
-("quiet"): on a shared machine the others measure the neighbours. The floor is the distance of the
-two halves of the epochs from each other; a forecast can be no more exact.
+("quiet"): on a shared machine the others measure the co-tenants. The repeatability is the distance
+of the two halves of the epochs from each other; a forecast can be no more exact.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def main() -> None:
             "-" if row["quiet_error_frac"] is None else f"{100 * row['quiet_error_frac']:+.1f} %"
         )
         print(
-            f"{case:16} predicted {row['predicted_s']:7.3f} s, real {row['epoch_s']:7.3f} s:"
+            f"{case:16} predicted {row['predicted_s']:7.3f} s, measured {row['epoch_s']:7.3f} s:"
             f" {100 * row['error_frac']:+6.1f} %, quiet batches {quiet}"
             f" ({100 * row['quiet_frac']:.0f} %), repeats {100 * row['repeatability_frac']:.1f} %,"
             f" bound by the {row['bound']}",

@@ -5,13 +5,13 @@ training loops of random networks, against the replay.
     default,tuned,huge-pages,jemalloc,tcmalloc]
 
 Each random network trains in fresh processes for 40 steps under every policy that can be tried
-here; the mean of the last 30 steps' faults is the truth, and so is what the first three steps add
-to the resident memory. Printed beside it: the replay's faults with a tenth and nine tenths of its
-steps, and its peak together with what torch takes for itself; of faults those of the forward after
-a stroke. At the end, for each policy, the sum of errors / sum of faults of the step and of its
-forward, the floor (what the processes of a network differ from their median by), the share of
-processes between the tenths, and the error of the memory. By these allocator.simulation.USUAL was
-chosen, on other seeds. Counts, not times: a busy machine does not change them.
+here. The references are the mean of the last 30 steps' faults, and what the first three steps add
+to the resident memory. Printed beside them: the simulation's faults with a tenth and nine tenths of
+its steps, and its peak together with what torch takes for itself; after a stroke the faults of the
+forward. At the end, for each policy, the sum of errors / sum of faults of the step and of its
+forward, the repeatability (what the processes of a network differ from their median by), the share
+of processes between the tenths, and the error of the memory. By these allocator.simulation.USUAL
+was chosen, on other seeds. Counts, not times: a busy machine does not change them.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def train(seed: int, batch: int) -> tuple[float, float, int]:
 
 @dataclass(frozen=True)
 class Case:
-    """One network under one policy: what processes counted, and what the replay says."""
+    """One network under one policy: faults counted in processes, and those of the simulation."""
 
     counted: tuple[float, ...]
     forward_counted: tuple[float, ...]
@@ -271,7 +271,7 @@ def summary(policy: str, cases: list[Case]) -> str:
         statistics.mean(abs(case.forward - count) for count in case.forward_counted)
         for case in cases
     )
-    floor = share * sum(
+    repeatability = share * sum(
         statistics.mean(abs(statistics.median(case.counted) - count) for count in case.counted)
         for case in cases
     )
@@ -281,8 +281,8 @@ def summary(policy: str, cases: list[Case]) -> str:
     memory = [case.peak_bytes / statistics.median(case.added_bytes) - 1 for case in cases]
     worst = max(memory, key=abs)
     return (
-        f"{policy}: {total:.0f} faults, error {error:.3f}, of the forward {forward:.3f}, floor"
-        f" {floor:.3f}, between the tenths {inside:.2f}; memory error median"
+        f"{policy}: {total:.0f} faults, error {error:.3f}, of the forward {forward:.3f},"
+        f" repeatability {repeatability:.3f}, between the tenths {inside:.2f}; memory error median"
         f" {statistics.median(map(abs, memory)):.3f}, worst {worst:+.3f}"
     )
 

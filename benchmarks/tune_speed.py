@@ -4,7 +4,7 @@ sizes, and comparing thousands of configurations.
     python benchmarks/tune_speed.py MACHINE.json [TARGET] [--batch-sizes 64]
 
 The grid is every batch size from 4 on in steps of 4, so many of them, times the machine file's
-threads, 0 to 7 loading workers and 1 to 8 workers. What the machine file does not speak of is left
+threads, 0 to 7 loading workers and 1 to 8 workers. What the machine file lacks is left
 out, so the number of configurations is printed.
 """
 

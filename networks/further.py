@@ -146,12 +146,12 @@ def convnext(batch_size: int) -> Built:
 def discriminator(batch_size: int) -> Built:
     """The judge of a GAN on one half of true and one of false images, fused Adam."""
     model = images.Discriminator()
-    truth = (torch.arange(batch_size) % 2).to(torch.float32).unsqueeze(1)
+    labels = (torch.arange(batch_size) % 2).to(torch.float32).unsqueeze(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4, betas=(0.5, 0.999), fused=True)
     return (
         model,
         (torch.randn(batch_size, 3, 32, 32),),
-        lambda output: F.binary_cross_entropy_with_logits(output, truth),
+        lambda output: F.binary_cross_entropy_with_logits(output, labels),
         optimizer,
     )
 

@@ -423,7 +423,7 @@ def _missing(prediction: Prediction) -> str:
     )
     seconds = sums_by_name(named)
     names = sorted(seconds, key=lambda name: -seconds[name])[:3]
-    return f"the machine file says too little of {', '.join(names) or 'its setting'}"
+    return f"the machine file lacks {', '.join(names) or 'its setting'}"
 
 
 def unsure_frac(items: Sequence[Item]) -> float:

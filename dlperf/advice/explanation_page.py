@@ -54,7 +54,7 @@ MEANINGS = {
     "overhead": "dispatch, autograd, module calls: Python and PyTorch around the kernels",
     "page-faults": "memory that malloc gets anew from the system each step",
     "network": "communication",
-    "unpriced": "ops that the machine file says nothing of, entered with a bound",
+    "unpriced": "ops that the machine file lacks, entered with a bound",
     "optimizer": "the optimizer's step, whatever bounds it",
 }
 MOST_LAYERS, MOST_EXPENSES = 20, 10

@@ -288,7 +288,11 @@ class _Replaying:
             )
 
         def spread(fraction: float) -> float:
-            return quantile(paces.values, fraction) / paces.median if paces.median else 1.0
+            return (
+                quantile(mean_steps.values, fraction) / mean_steps.median
+                if mean_steps.median
+                else 1.0
+            )
 
         if n == 1:
             lines = free = doubled = faster = low = high = self.alone(slow)
@@ -308,8 +312,10 @@ class _Replaying:
             for shares in map(free.shares, free.ranks)
         )
         waiting_s = free.step_s - own_s
-        paces = Samples(tuple(lines.mean_steps_s))
-        error = math.exp(Z90 * _MEDIAN_ERROR * log_sigma(paces) / math.sqrt(len(paces.values)))
+        mean_steps = Samples(tuple(lines.mean_steps_s))
+        error = math.exp(
+            Z90 * _MEDIAN_ERROR * log_sigma(mean_steps) / math.sqrt(len(mean_steps.values))
+        )
         gain_frac, faster_frac = (
             1 - self.with_overhead(better, free) / step_s if step_s else 0.0
             for better in (doubled, faster)

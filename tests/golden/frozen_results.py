@@ -100,15 +100,16 @@ def _is_host_note(value: Any) -> bool:
 
 
 def check_data(name: str, data: Any, renew: bool, tolerance: float = EXACT) -> None:
-    """Compare with ``frozen/NAME.json``, or write it."""
+    """Compare with ``frozen/NAME.json``; with `renew`, write it where it differs."""
     path = FOLDER / f"{name}.json"
     data = json.loads(json.dumps(data))
-    if renew:
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    found = list(differences(old, data, "", tolerance))
+    if not renew:
+        _fail(path, found)
+    elif found:
         _tell_numbers(path, data)
         _write(path, to_text(data) + "\n")
-        return
-    found = list(differences(json.loads(path.read_text(encoding="utf-8")), data, "", tolerance))
-    _fail(path, found)
 
 
 def check_text(name: str, text: str, renew: bool) -> None:

@@ -468,10 +468,10 @@ def test_operands_from_farther_away_cost_what_such_were_measured_to_cost() -> No
     waited_s = 4 * small * 2.5e-11
     assert small_row["seconds"] == pytest.approx(relu_s(small) + waited_s)
     assert large_row["seconds"] == pytest.approx(relu_s(large))  # alone it is as far away
-    restless = machine(
+    contended = machine(
         {**FAR, CostKey("contention", "gemm"): 1.5, CostKey("contention_memory"): 1.1}
     )  # a neighbour on the core takes no memory's time
-    assert kernels(priced(step, restless))[0]["seconds"] == pytest.approx(
+    assert kernels(priced(step, contended))[0]["seconds"] == pytest.approx(
         1.5 * relu_s(small) + 1.1 * waited_s
     )
 
@@ -633,7 +633,7 @@ def test_page_faults_stand_where_the_memory_is_born() -> None:
         "page-faults",
         pytest.approx((40 * 256 + 1) * FAULT_S),
     )
-    restless = priced(
+    contended = priced(
         step,
         machine(
             {
@@ -643,7 +643,7 @@ def test_page_faults_stand_where_the_memory_is_born() -> None:
             }
         ),
     )
-    (busy,) = restless.ops[restless.ops["what"] == "page faults"].to_dict("records")
+    (busy,) = contended.ops[contended.ops["what"] == "page faults"].to_dict("records")
     assert busy["seconds"] == pytest.approx(1.1 * row["seconds"])
     assert found.layers.set_index("layer").loc["b", "bound"] == "page-faults"
     assert found.step.peak_memory_bytes == 40 * MIB + 4096
@@ -802,18 +802,18 @@ def test_inference_has_no_backward_optimizer_or_zero_grad() -> None:
 def test_contention_slowdown_is_in_every_time() -> None:
     step = trace(mm(64, 64, 64), relu(1024))
     quiet = priced(step, machine({"module_call": 1e-6}))
-    restless = priced(step, machine({"module_call": 1e-6, CostKey("contention", "gemm"): 1.25}))
-    assert list(restless.ops["seconds"]) == pytest.approx(
+    contended = priced(step, machine({"module_call": 1e-6, CostKey("contention", "gemm"): 1.25}))
+    assert list(contended.ops["seconds"]) == pytest.approx(
         [1.25 * seconds for seconds in quiet.ops["seconds"]]
     )
-    assert any("slowdown 1.25" in note for note in restless.prices.notes)
+    assert any("slowdown 1.25" in note for note in contended.prices.notes)
     assert not any("contention" in note for note in quiet.prices.notes)
 
 
 @pytest.mark.parametrize(("n", "factor"), [(64, 1.4), (2**19, 1.4), (2**22, 1.306), (2**25, 1.2)])
 def test_long_calls_have_less_contention_slowdown(n: int, factor: float) -> None:
     """Of 64 ns, 0.5, 4.2 and 34 ms: the best samples of the last had their neighbours, too."""
-    quiet, restless = (
+    quiet, contended = (
         priced(trace(relu(n)), machine(costs)).prices.items
         for costs in (
             {},
@@ -821,7 +821,7 @@ def test_long_calls_have_less_contention_slowdown(n: int, factor: float) -> None
         )
     )
     (kernel_s,), (usual_s,) = (
-        [item.seconds for item in items if item.what == "kernel"] for items in (quiet, restless)
+        [item.seconds for item in items if item.what == "kernel"] for items in (quiet, contended)
     )
     assert usual_s / kernel_s == pytest.approx(factor, rel=2e-3)
 
@@ -864,8 +864,8 @@ def test_the_interval_of_measured_ops_is_the_spread_of_processes_and_hours() -> 
 )
 def test_seconds_of_another_pace_widen_it(factors: dict[str, float], part: float) -> None:
     on = machine(factors)
-    spells = Cost(CostKey("interference_interval"), 1, Samples((0.9, *(1.0,) * 9, 1.4)))
-    step = priced(trace(relu(1024)), replace(on, costs=(*on.costs, spells))).step
+    intervals = Cost(CostKey("interference_interval"), 1, Samples((0.9, *(1.0,) * 9, 1.4)))
+    step = priced(trace(relu(1024)), replace(on, costs=(*on.costs, intervals))).step
     assert step.total_s is not None
     assert step.high_s == pytest.approx(
         step.total_s * (1 + math.hypot(1.645 * SPREAD, part * 0.2)), rel=1e-2
@@ -990,7 +990,7 @@ def test_held_out_residuals_are_those_of_fits_without_the_point() -> None:
 def drawn(
     places: npt.NDArray[np.float64], hyperparameters: Hyperparameters, scale: float, seed: int
 ) -> npt.NDArray[np.float64]:
-    """Logarithms of times at the places, of a process `scale` times as restless as
+    """Logarithms of times at the places, of a process `scale` times as contended as
     `hyperparameters` says, noise included.
     """
     covariance = (

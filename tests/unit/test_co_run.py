@@ -283,18 +283,18 @@ def test_workers_wait_for_the_slowest_of_them() -> None:
     values = tuple(
         math.exp(0.1 * statistics.NormalDist().inv_cdf((index + 0.5) / 101)) for index in range(101)
     )
-    restless = replace(
+    contended = replace(
         steady, costs=(*steady.costs, Cost(CostKey(INTERFERENCE), 1, Samples(values)))
     )
     n = 12_500  # epochs of 6,250 steps of 6.5 ms
-    one, other = (prediction(file).epoch(n, 2, workers=2) for file in (steady, restless))
+    one, other = (prediction(file).epoch(n, 2, workers=2) for file in (steady, contended))
     assert one.waiting_s == 0.0
     assert one.epoch_s == pytest.approx(other.epoch_s - other.waiting_s)
     sigma = sigma_over(0.1, one.epoch_s)
     assert other.waiting_s == pytest.approx(0.564 * sigma * one.epoch_s, rel=0.05)
     assert other.total_s - one.total_s == pytest.approx(2 * other.waiting_s)
-    assert prediction(restless).epoch(n, workers=1).waiting_s == 0.0
-    four = prediction(restless).epoch(n, workers=4)  # two at a time, on two cores
+    assert prediction(contended).epoch(n, workers=1).waiting_s == 0.0
+    four = prediction(contended).epoch(n, workers=4)  # two at a time, on two cores
     assert four.waiting_s / four.epoch_s < 1.5 * other.waiting_s / other.epoch_s
 
 

@@ -85,7 +85,7 @@ def test_what_a_machine_file_says() -> None:
         Cost(CostKey("contention", name), 1, Samples((usual,)))
         for name, usual in (("gemm", 1.0), ("pool", 1.1), ("sum", 1.2))
     ]
-    spells = Cost(CostKey("interference_interval"), 1, Samples((0.9, 1.0, 1.1)))
+    contended_intervals = Cost(CostKey("interference_interval"), 1, Samples((0.9, 1.0, 1.1)))
     groups += [
         Cost(CostKey("contention_mean", name), 1, Samples((1.02,)))
         for name in ("gemm", "pool", "sum")
@@ -96,14 +96,14 @@ def test_what_a_machine_file_says() -> None:
             costs=(
                 Cost(CostKey("core_speed"), 1, Samples((8e-6,))),
                 Cost(CostKey("contention", "gemm"), 4, Samples((2.0,))),
-                spells,
+                contended_intervals,
                 *groups,
             ),
         ),
         1,
     )
     assert (found.best_s, found.slowdown) == (8e-6, pytest.approx(1.1 * 1.02))
-    assert found.sigma == pytest.approx(log_sigma(spells.samples))
+    assert found.sigma == pytest.approx(log_sigma(contended_intervals.samples))
     assert usual_speed(Machine(CPU), 1) == UsualSpeed()
 
 
@@ -124,7 +124,7 @@ class Pass:
     _num_yielded = 0
 
 
-def spells(
+def contended_intervals(
     seed: int, slow: float = 1.7, quick_s: float = 5.0, slow_s: float = 5.0
 ) -> Callable[[float], float]:
     """A core that is quick and slow in turn, for exponential times."""
@@ -213,7 +213,7 @@ def test_spells_of_a_slow_core(slow: float) -> None:
     knows the mean.
     """
     usual = UsualSpeed(1e-5, long_run_mean(slow), 0.07)
-    runs = [epoch_of(spells(seed, slow), usual=usual, seed=seed) for seed in range(60)]
+    runs = [epoch_of(contended_intervals(seed, slow), usual=usual, seed=seed) for seed in range(60)]
     errors = [abs(live.epoch.error_frac or 0.0) for live in runs]
     # what the watched steps alone would have said
     blind = [abs(_blind_s(live) / (live.epoch.measured_s or 1.0) - 1) for live in runs]
@@ -241,7 +241,7 @@ def test_intervals_hold_while_the_run_goes_on() -> None:
     """Half way, the spread between stretches tells how sure the mean is."""
     runs = [
         epoch_of(
-            spells(seed, 1.7, 2.0, 2.0),
+            contended_intervals(seed, 1.7, 2.0, 2.0),
             usual=UsualSpeed(1e-5, long_run_mean(1.7), 0.07),
             seed=seed,
             n_steps=3000,

@@ -244,13 +244,13 @@ def test_the_interval_comes_from_the_spread_between_stretches() -> None:
     sure = Rate(1.0, 1.0, 1.0, 8)
     even = pooled_rate(sure, [StepBlock(10.0, 10)] * 4)
     assert (even.low_s, even.high_s) == (1.0, 1.0)  # four stretches alike
-    quiet, restless = (
+    quiet, contended = (
         [StepBlock(10.0 * (1 + swing * (-1) ** (index // of)), 10) for index in range(32)]
         for swing, of in ((0.01, 1), (0.2, 4))
     )
     widths = [
         (rate.high_s - rate.low_s) / 2
-        for rate in (pooled_rate(sure, series) for series in (quiet, restless))
+        for rate in (pooled_rate(sure, series) for series in (quiet, contended))
     ]
     # alternating stretches are negatively correlated, which counts as 0: 1 % (32/34 of it: three
     # degrees of freedom are a prior's) / sqrt(32), t(34) = 1.69
@@ -258,7 +258,7 @@ def test_the_interval_comes_from_the_spread_between_stretches() -> None:
     assert widths[1] > 3 * 0.2 / math.sqrt(
         32
     )  # those of four stretches alike are eight pieces of evidence, not 32
-    soon = pooled_rate(sure, restless, left_s=10.0)
+    soon = pooled_rate(sure, contended, left_s=10.0)
     assert (
         soon.high_s - soon.low_s
     ) / 2 > 1.69 * 0.19  # a single stretch to come is as uncertain as any

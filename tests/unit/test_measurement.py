@@ -1,4 +1,4 @@
-"""Measurements as data: medians, floor, frame, files."""
+"""Measurements as data: medians, repeatability, frame, files."""
 
 from __future__ import annotations
 

@@ -473,13 +473,13 @@ def test_the_slowest_of_n() -> None:
 def test_spread_comes_from_measurements() -> None:
     even = Samples(tuple(1.0 + index / 100 for index in range(11)))  # deciles 1.01 and 1.09
     assert log_sigma(even) == pytest.approx(math.log(1.09 / 1.01) / 2.5631, rel=1e-3)
-    spells = Cost(CostKey(INTERFERENCE), 1, even)
-    assert machine_log_sigma(machine(costs=(spells,)), 1) == log_sigma(even)
+    intervals = Cost(CostKey(INTERFERENCE), 1, even)
+    assert machine_log_sigma(machine(costs=(intervals,)), 1) == log_sigma(even)
     factors = (
         Cost(CostKey(CONTENTION, "gemm"), 1, Samples((1.25,))),
         Cost(CostKey(CONTENTION_FRAMEWORK), 1, Samples((1.5,))),
     )
-    assert machine_log_sigma(machine(costs=(spells, *factors)), 1) == pytest.approx(
+    assert machine_log_sigma(machine(costs=(intervals, *factors)), 1) == pytest.approx(
         0.6 * log_sigma(even)
     )  # a fifth against a third
     assert machine_log_sigma(machine(), 1) == 0.0

@@ -1,4 +1,4 @@
-"""ChangeTrials with a measure of our own: their order, what counts as gain and as floor, what is kept
+"""ChangeTrials with a measure of our own: their order, what counts as gain and as repeatability, what is kept
 when something fails or somebody interrupts.
 """
 

@@ -78,14 +78,14 @@ def test_an_epoch_is_the_steps_of_a_workers_share_and_what_comes_once() -> None:
 def test_workers_that_vary_wait_for_the_slowest_of_them() -> None:
     axes, objective = Axes((1,), (9,), (0,), (2,)), Objective(EPOCH, samples=90)
     (steady,) = survey(axes, rate_of, [9], objective)
-    (restless,) = survey(
+    (contended,) = survey(
         axes, lambda one: replace(rate_of(one), sigma=0.1, n_apart=2), [9], objective
     )
     assert steady.epoch_s == pytest.approx(5 * 0.020)
-    assert restless.epoch_s == pytest.approx(
+    assert contended.epoch_s == pytest.approx(
         (1 + 0.0564) * steady.epoch_s, rel=3e-3
     )  # the mean of the slower of two lies 0.564 deviations above the mean
-    assert restless.samples_per_s == steady.samples_per_s
+    assert contended.samples_per_s == steady.samples_per_s
 
 
 def test_the_objective_decides() -> None:
@@ -215,7 +215,7 @@ def test_a_wish_without_samples() -> None:
 ONE, TWO = Configuration(1, 1, 0, 32), Configuration(1, 2, 0, 32)
 
 
-def test_the_contest_goes_in_turns_and_back() -> None:
+def test_trials_go_in_turns_and_back() -> None:
     order: list[Configuration] = []
     rates = {ONE: [90.0, 110.0, 95.0], TWO: [100.0, 80.0, 105.0]}
 
@@ -245,7 +245,7 @@ def test_a_configuration_that_fails_keeps_its_error() -> None:
     assert trials.fastest is trials.trials[1]
 
 
-def test_an_interrupted_contest_keeps_what_was_finished() -> None:
+def test_interrupted_trials_keep_what_was_finished() -> None:
     def measure(one: Configuration) -> float:
         if one == TWO:
             raise KeyboardInterrupt

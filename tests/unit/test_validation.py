@@ -239,7 +239,7 @@ def scores() -> list[CaseScore]:
     def one(
         batch: int,
         error: float,
-        floor: float,
+        repeatability: float,
         threads: int = 1,
         measured: float = 0.0,
         **rest: float,
@@ -250,7 +250,7 @@ def scores() -> list[CaseScore]:
             case,
             "calibrated",
             1.0,
-            floor,
+            repeatability,
             1 + error,
             (1 + error) * 0.9,
             (1 + error) * 1.1,
@@ -274,7 +274,7 @@ def test_a_summary_holds_median_worst_and_worst_beyond_twice_the_floor() -> None
     assert found.step_worst_frac == pytest.approx(0.3)
     assert found.step_worst_beyond_repeatability_frac == pytest.approx(
         0.12
-    )  # 0.3 lies within twice its floor of 0.2
+    )  # 0.3 lies within twice its repeatability of 0.2
     assert found.step_bias_frac == pytest.approx(-0.025)  # of -0.3, -0.1, 0.05, 0.12
     assert found.layer_mape_frac == pytest.approx(0.2)
     # Intervals: 0.945..1.155 and 0.81..0.99: 1 lies in the first alone (1.008..1.232, 0.63..0.77).

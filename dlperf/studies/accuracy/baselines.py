@@ -33,8 +33,8 @@ MEANINGS = {
         " measured peak and DRAM bandwidth"
     ),
     REPLAY: "the same, operator-level-benchmark: it executes every op at its exact shape",
-    NEURAL_COST: "neural-cost (PyPI), its own quick calibration; speaks of the forward alone",
-    NEURAL_REPLAY: "the same, with its layers executed one by one; speaks of the forward alone",
+    NEURAL_COST: "neural-cost (PyPI), its own quick calibration; supports the forward pass alone",
+    NEURAL_REPLAY: "the same, with its layers executed one by one; supports the forward pass alone",
 }
 BASELINES = tuple(MEANINGS)
 TIMEOUT_S = 900.0

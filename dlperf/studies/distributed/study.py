@@ -291,7 +291,7 @@ def factor_of(rate: str, calibrated_at: str) -> float:
 def _sources(
     clusters: dict[tuple[int, str], Cluster], n: int, rate: str
 ) -> Iterator[tuple[str, Cluster]]:
-    """The cluster files that speak of a rate: its own first, then those of other shaped rates."""
+    """The cluster files that contain a rate: its own first, then those of other shaped rates."""
     for (ranks, at), cluster in sorted(clusters.items(), key=lambda entry: entry[0][1] != rate):
         if ranks == n and (at == rate or UNSHAPED not in (at, rate)):
             yield at, cluster

@@ -120,7 +120,7 @@ def statements() -> Table:
     return Table(
         PAPER,
         "section III, statements",
-        ("quantity", "says"),
+        ("quantity", "value"),
         ("batch",),
         (
             row(

@@ -92,7 +92,7 @@ def data_sheet() -> Table:
     return Table(
         PAPER,
         "section II, measured and data sheet",
-        ("quantity", "says"),
+        ("quantity", "value"),
         ("value",),
         (
             row(("tensor cores, TFLOP/s", "II.B"), Entry("125", V100_TENSOR_FLOPS_PER_S / TERA)),
@@ -127,7 +127,7 @@ def fma_mix() -> Table:
     return Table(
         PAPER,
         "section IV.A, FMA mix",
-        ("quantity", "says"),
+        ("quantity", "value"),
         ("value",),
         (
             row(("alpha, %", "equation 6, 60 of 100 instructions"), Entry("60", 100 * alpha)),
@@ -192,7 +192,7 @@ def statements() -> Table:
     return Table(
         PAPER,
         "sections III and IV",
-        ("quantity", "says"),
+        ("quantity", "value"),
         ("value",),
         (
             row(("FP16 conv2d, 100 of 125 TFLOP/s, %", "IV.C"), Entry("80", 100 * 100 / 125)),
