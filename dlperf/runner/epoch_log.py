@@ -75,6 +75,7 @@ class EpochLog:
         self.on_pass: Callable[[EpochTimes, FrameType], None] | None = None
         self._last: Any = None
         self._every, self._turn, self._n_seen = 1, 0, 0
+        self.began: float | None = None  # the first step's first call of a model, where seen
         self.first_step: float | None = None
         self.last_step: float | None = None
         self.n_steps = 0
@@ -113,8 +114,8 @@ class EpochLog:
     def follow(self, optimizers: Sequence[Any], n_backwards: int = 0) -> None:
         """From now on, count periods: `optimizers` step in one, in this order; none: by hand.
 
-        The periods before count, too; the one that ends now is counted next. `n_backwards`: those
-        so far.
+        The periods before count, too; the one that ends now is counted next, and calls what
+        :meth:`call_at` set. `n_backwards`: those so far.
         """
         self._last = optimizers[-1] if optimizers else ()
         self._every, self._turn = max(1, sum(one is self._last for one in optimizers)), -1
@@ -126,6 +127,7 @@ class EpochLog:
                 current = self._resume_or_open(current, self._clock.now())
             if current is not None:
                 current.n_steps = max(0, current.n_steps + n_more)
+        self._due = -math.inf
 
     def count_backwards(self) -> None:
         """From now on, every backward is a step."""
@@ -206,6 +208,15 @@ class EpochLog:
             return LoaderProgress(n_made, n_made >= iterator._send_idx, iterator._num_workers)
         except Exception:  # another release of torch, or a system whose queues have no size
             return LoaderProgress()
+
+    @property
+    def whole(self) -> EpochTimes:
+        """All steps as one pass, from the first call of a model on (from the first step's end,
+        where that was not seen).
+        """
+        first, last = self.first_step or 0.0, self.last_step or 0.0
+        began = first if self.began is None else self.began
+        return EpochTimes(None, began, last, self.n_steps, first)
 
     @property
     def epochs(self) -> list[EpochTimes]:

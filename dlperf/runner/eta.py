@@ -145,8 +145,7 @@ def describe(eta: Eta, is_epoch: bool = True) -> str:
             else "no loader or loop tells their number (dlperf run --steps N)"
         )
         return f"{eta.after_steps} steps, {rate}, {format_seconds(eta.step_s)} each; {why}"
-    first = not is_epoch  # a run's forecast begins after its first step
-    step = f"step {eta.n_running + first} of {math.ceil(eta.steps) + first}, {rate}"
+    step = f"step {eta.n_running} of {math.ceil(eta.steps)}, {rate}"
     epoch = format_interval(eta.epoch_s, eta.low_s, eta.high_s)
     left = f"{format_seconds(eta.left_s)} left"
     if not is_epoch:

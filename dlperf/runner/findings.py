@@ -58,8 +58,7 @@ class EpochForecast:
     `n_steps`: optimizer steps of an epoch. `from_steps_s`: n_steps times the mean watched interval
     between the ends of steps, so with loading and whatever else the loop does.
     `from_prediction_s`: n_steps times the predicted step plus what the loop was seen to do around
-    it. `is_epoch`: False where no loader told an epoch's length; then it is of all steps after the
-    watched ones.
+    it. `is_epoch`: False where no loader told an epoch's length; then it is of all steps.
     """
 
     n_steps: int
@@ -364,8 +363,7 @@ class Findings:
         elif is_epoch:
             n_steps, measured_s = epochs[0].n_steps, tuple(epoch.seconds for epoch in epochs)
         else:
-            n_steps = max(1, log.n_steps - 1)
-            whole_s = (log.last_step or 0.0) - (log.first_step or 0.0)
+            n_steps, whole_s = log.n_steps, log.whole.seconds
             measured_s = (whole_s,) if whole_s > 0 else ()
         predicted_s, step = None, None if self.prediction is None else self.prediction.step
         if step is not None and step.total_s is not None:

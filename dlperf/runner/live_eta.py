@@ -21,6 +21,7 @@ from dlperf.core.streams import write_err
 from dlperf.core.text import visible
 from dlperf.core.units import format_seconds
 from dlperf.runner.core_speed import CoreState
+from dlperf.runner.counters import Counter
 from dlperf.runner.epoch_log import EpochLog, EpochTimes
 from dlperf.runner.eta import (
     Eta,
@@ -30,7 +31,13 @@ from dlperf.runner.eta import (
     estimate_eta,
     format_interval,
 )
-from dlperf.runner.loops import RunningLoop, enclosing_loops, innermost_length
+from dlperf.runner.loops import (
+    RunningLoop,
+    enclosing_loops,
+    innermost_length,
+    running_counters,
+)
+from dlperf.runner.run_length import RoundLength, SeenLoops, place_in, steps_left
 from dlperf.runner.step_rate import ObservedStep, Rate, StepBlock, pooled_rate, rate_of
 
 _RENEW_S = 1.0
@@ -75,8 +82,7 @@ class LiveEta:
     """The ETA of one run, from an :class:`EpochLog`.
 
     `n_epochs`, `n_steps`: the user's numbers of epochs or steps of the run; None: those of the
-    program's loops. `line` shows the ETA
-    (None: nothing is shown).
+    program's loops. `line` shows the ETA (None: nothing is shown).
     """
 
     def __init__(
@@ -102,13 +108,16 @@ class LiveEta:
         self._rate: Rate | None = None
         self._passes, self._name, self._n_first = 1, "", 0
         self._steps_of_run: float | None = None
+        self._most_steps = math.inf  # of an epoch, by a counter
+        self._first_seen: SeenLoops | None = None
         self._round_length: RoundLength | None = None
-        self._unsure = 0.0
+        self._unsure, self._rounds_before = 0.0, 0
         self._blocks: list[StepBlock] = []
         self._mark: tuple[EpochTimes | None, float, int] = (None, 0.0, 0)
         self._next_line = 0.0
         self._pid = os.getpid()
         log.on_pass = self._note_loops
+        log.call_at(math.inf, lambda _: self._safely(self._note_step))
 
     def set_length(self, n_epochs: int | None, n_steps: int | None) -> None:
         """Set the run's number of epochs or steps, before the first ETA; None: the loops' own."""
@@ -167,21 +176,30 @@ class LiveEta:
     def _note_loops(self, epoch: EpochTimes, frame: FrameType) -> None:
         self._safely(lambda: self._loops_of.update({id(epoch): enclosing_loops(frame)}))
 
+    def _note_step(self) -> None:
+        """The training was found, and its first counted step ends."""
+        self._first_seen = self._seen()
+
+    def _seen(self) -> SeenLoops:
+        frame = sys._getframe()
+        return SeenLoops(self._log.n_steps, enclosing_loops(frame), running_counters(frame))
+
     # -- the forecast ------------------------------------------------------------------------------
 
     def _start(self, at: float) -> None:
+        seen, passes_seen = self._seen(), self._log.epochs
+        loops = self._loops_of.get(id(passes_seen[-1]), ()) if passes_seen else ()
+        self._log.on_pass, self._loops_of = None, {}
+        ends = steps_left(self._first_seen or seen, seen, self._passes)
+        self.is_epoch = bool(passes_seen)
+        if self.is_epoch:
+            self._count_epochs(loops, ends)
+        else:
+            self._count_steps(seen, ends)
+        if self._n_steps is not None:
+            self._take_users_steps(self._n_steps)
         epochs = self._epochs()
         current = epochs[-1]
-        loops = self._loops_of.get(id(current), ())
-        self._log.on_pass, self._loops_of = None, {}
-        has_loader = current.n_batches is not None or bool(self._log.epochs)
-        self.is_epoch = has_loader and self._n_steps is None
-        if self._n_steps is not None:
-            self._steps_of_run = float(self._n_steps)
-        elif self.is_epoch:
-            self._count_epochs(loops, len(epochs) - 1)
-        else:
-            self._count_steps(enclosing_loops(sys._getframe()), innermost_length(sys._getframe()))
         self._n_first = len(epochs) - 1
         self.first = self._eta(at)
         self.history.append(self.first)
@@ -209,43 +227,103 @@ class LiveEta:
         self._log.call_at(at + _RENEW_S, lambda then: self._safely(lambda: self._renew(then)))
 
     def _epochs(self) -> list[EpochTimes]:
-        """Passes that trained; without a loader the whole run, from its first step on."""
-        log = self._log
-        if log.epochs and self._n_steps is None:
-            return log.epochs
-        first, last = log.first_step or 0.0, log.last_step or 0.0
-        return [EpochTimes(None, first, last, max(0, log.n_steps - 1), first)]
+        """Passes that trained; without a loader the whole run."""
+        return self._log.epochs if self.is_epoch else [self._log.whole]
 
-    def _count_epochs(self, loops: Sequence[RunningLoop], n_finished: int) -> None:
-        """The number of epochs, by the loops around this pass of the loader."""
-        if self._n_epochs is not None or not loops:
+    def _count_epochs(
+        self, loops: Sequence[RunningLoop], ends: Sequence[tuple[float, Counter]]
+    ) -> None:
+        """The number of epochs, by the loops around this pass of the loader.
+
+        A counter that begins anew with each epoch ends the epoch, another one the run: at once, or
+        between two passes of the loader.
+        """
+        epochs = self._epochs()
+        n_finished, done = len(epochs) - 1, epochs[-1].n_steps
+        self._most_steps = min(
+            (done + left for left, counter in ends if counter.restarts), default=math.inf
+        )
+        found, before = None, 0
+        if loops:
+            index, length = place_in(loops)
+            if index >= n_finished:
+                found, before = length, index - n_finished
+        n_epochs = self._n_epochs or found
+        if self._n_epochs is None:
+            self._n_epochs, self._epochs_before = found, before
+            if found is not None:
+                self._note_early(loops, "epochs")
+        elif found is not None and self._n_epochs not in (found, found - before):
+            self._say(
+                f"--epochs {n_epochs} was given, and the script's loop has {found} epochs; the"
+                f" forecast is for {n_epochs}"
+            )
+        run_ends = [end for end in ends if not end[1].restarts]
+        if self._is_users_number or not run_ends:
             return
-        index, length = _place(loops)
-        if index >= n_finished:
-            self._n_epochs, self._epochs_before = length, index - n_finished
-            if loops[0].may_end_early:
-                self.notes.append(
-                    f"the loop over {loops[0].length} epochs may end early; the forecast is for all"
-                    " of them"
-                )
+        left, counter = min(run_ends, key=lambda end: end[0])
+        steps = self._steps(epochs)
+        n_further = math.inf if n_epochs is None else n_epochs - before - n_finished - 1
+        if steps and not counter.counts_rounds:
+            most = max(0, math.ceil((left + done) / steps - 1))
+            self._n_epochs = round(before + n_finished + 1 + min(n_further, most))
+        elif not steps or left < (n_further + 1) * steps - done - 0.5:
+            self.is_epoch, self._steps_of_run = False, self._log.n_steps + left
 
-    def _count_steps(self, loops: Sequence[RunningLoop], n_batches: int | None) -> None:
+    def _count_steps(self, seen: SeenLoops, ends: Sequence[tuple[float, Counter]]) -> None:
         """Without a loader: the number of steps, by the loops around this step.
 
-        They count steps or passes where the innermost is as far as the steps are, or has
-        `n_batches`.
+        They count steps or passes where the innermost is as far as the steps are, or is over a
+        plain list; else rounds of steps.
         """
-        n_steps, passes = self._log.n_steps, self._passes
+        loops, n_steps, passes = seen.loops, seen.n_steps, self._passes
+        totals = [n_steps + left for left, counter in ends if not counter.restarts]
         if loops and loops[0].index + 1 in (n_steps, n_steps * passes):
-            self._steps_of_run = n_steps / (loops[0].index + 1) * _place(loops)[1]
-            return
-        is_known = n_batches and (loops or self._n_epochs)
-        self._round_length = RoundLength(n_batches / passes if n_batches and is_known else None)
-        self._count_rounds(self._round_length, loops)
+            totals.append(n_steps / (loops[0].index + 1) * place_in(loops)[1])
+        if totals:
+            self._steps_of_run = min(totals)
+        else:
+            first = self._first_seen
+            before = place_in(first.loops)[0] if first is not None else 0
+            # of a run that goes on with an earlier one
+            self._rounds_before = before if first is not None and before > first.n_steps else 0
+            n_batches = innermost_length(sys._getframe())
+            is_known = n_batches and (loops or self._n_epochs)
+            self._round_length = RoundLength(n_batches / passes if n_batches and is_known else None)
+            self._count_rounds(self._round_length, loops)
+        self._note_early(loops, "rounds")
+
+    def _note_early(self, loops: Sequence[RunningLoop], what: str) -> None:
+        self.notes += [
+            f"the loop over {loop.length} {what} may end early; the forecast is for all of them"
+            for loop in loops
+            if loop.may_end_early
+        ]
+
+    def _take_users_steps(self, n_steps: int) -> None:
+        """The user's number of steps; a note where the script's source tells another one."""
+        found, steps = self._steps_of_run, self._steps(self._epochs())
+        if self.is_epoch and steps is not None and self._n_epochs is not None:
+            found = steps * (self._n_epochs - self._epochs_before)
+        if found is not None and abs(found - n_steps) > 1:
+            self._say(
+                f"--steps {n_steps} was given, and the script's loops have {math.ceil(found)}"
+                f" steps; the forecast is for {n_steps}"
+            )
+        self.is_epoch, self._steps_of_run, self._unsure = False, float(n_steps), 0.0
+        self._round_length = None
+
+    def _say(self, note: str) -> None:
+        self.notes.append(note)
+        if self._line is not None:
+            self._line.show(f"dlperf: {note}")
+            self._line.close()
 
     def _count_rounds(self, round_length: RoundLength, loops: Sequence[RunningLoop]) -> None:
         """The run's steps, by the length of a round of the loops around them."""
-        index, length = _place(loops) if loops else (None, self._n_epochs or 1)
+        index, length = None, self._n_epochs or 1
+        if loops:
+            index, length = (value - self._rounds_before for value in place_in(loops))
         steps = round_length.steps(index, self._log.n_steps)
         self._steps_of_run = None if steps is None else steps * length
         self._unsure = round_length.unsure * length
@@ -256,12 +334,14 @@ class LiveEta:
         Where the epoch before had another number (a loop that breaks), by that.
         """
         if not self.is_epoch:
-            return None if self._steps_of_run is None else self._steps_of_run - 1
+            return self._steps_of_run
         worth = epochs[-1].worth
         planned = None if worth is None else worth / self._passes
         if len(epochs) > 1 and (planned is None or abs(epochs[-2].n_steps - planned) > 1):
             planned = float(epochs[-2].n_steps)
-        return planned
+        return (
+            planned if self._most_steps == math.inf else min(planned or math.inf, self._most_steps)
+        )
 
     def _eta(self, at: float) -> Eta:
         assert self._rate is not None
@@ -414,57 +494,6 @@ class LiveEta:
                 f" {format_seconds(self.run.predicted_s)}; {self.run}"
             )
         return found
-
-
-def _place(loops: Sequence[RunningLoop]) -> tuple[int, int]:
-    """The round that the program is in, and their number, over nested loops.
-
-    A loop around the innermost one that may end early does not count.
-    """
-    index, length = 0, 1
-    for loop in loops:
-        if loop is loops[0] or not loop.may_end_early:
-            index, length = index + loop.index * length, length * loop.length
-    return index, length
-
-
-class RoundLength:
-    """The steps of a round (an epoch without a loader), from the round after a number of steps.
-
-    In round i, from 0, the n-th step has i s < n <= (i + 1) s, for rounds of s steps. `steps`: a
-    length that holds until the rounds contradict it.
-
-    >>> rounds = RoundLength()
-    >>> rounds.steps(0, 19), rounds.steps(0, 95), rounds.steps(1, 110), rounds.steps(2, 201)
-    (None, None, 102.0, 97.5)
-    """
-
-    def __init__(self, steps: float | None = None) -> None:
-        self._known = steps
-        self._least, self._most = 0.0, math.inf
-
-    @property
-    def unsure(self) -> float:
-        """By how many steps the length may be wrong."""
-        is_estimated = self._known is None and self._most < math.inf
-        return (self._most - self._least) / 2 if is_estimated else 0.0
-
-    def steps(self, index: int | None, n_steps: int) -> float | None:
-        """The length, given round `index` after `n_steps`; None where no round has ended.
-
-        `index` is None where no loop tells it.
-        """
-        if index is None:
-            return self._known
-        least, most = n_steps / (index + 1), (n_steps - 1) / index if index else math.inf
-        if self._known is not None:
-            if math.floor(least) <= self._known and (not index or self._known <= math.ceil(most)):
-                return self._known
-            self._known = None
-        self._least, self._most = max(self._least, least), min(self._most, most)
-        if self._least > self._most:  # rounds differ: by the latest
-            self._least, self._most = least, most
-        return (self._least + self._most) / 2 if self._most < math.inf else None
 
 
 def _thinned(values: list[Any], merge: Callable[[Any, Any], Any]) -> list[Any]:

@@ -84,12 +84,14 @@ class TrainingSearch:
         """Whether many steps belonged to no module that was called."""
         return len(self._ids) >= _MOST_STEPS and not self._trained(self._optimizers.values())
 
-    def enter(self, module: nn.Module) -> None:
-        """A module is called."""
+    def enter(self, module: nn.Module) -> bool:
+        """A module is called. Returns whether this may begin the first step."""
         if self._inside is None:
             self._inside = module
             if module.training and torch.is_grad_enabled():
                 self._called[id(module)] = (module, len(self._ids) + self.n_backwards)
+                return not self._ids and not self.n_backwards
+        return False
 
     def leave(self, module: nn.Module) -> None:
         """Its call is over."""

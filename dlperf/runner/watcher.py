@@ -240,7 +240,8 @@ class Watcher:
         ]
 
     def _search_enter(self, module: nn.Module, _args: Any) -> None:
-        self._search.enter(module)
+        if self._search.enter(module):
+            self.epochs.began = self.clock.now()
 
     def _search_leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
         self._search.leave(module)

@@ -1,0 +1,331 @@
+"""The length of a run, read from the loops of its source, with a clock held in the hand."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlperf.runner.step_rate import ObservedStep
+from test_live_eta import Line, Loader, Pass, Run
+
+
+class Trained(Run):
+    """A run of steps of one second; the ETA is made with step `eta_at`."""
+
+    def __init__(self, eta_at: int = 19, passes: int = 1, **numbers: Any) -> None:
+        super().__init__(line=Line(), **numbers)
+        self.eta_at, self.passes, self.n_passes = eta_at, passes, 0
+
+    def train(self) -> None:
+        """One pass; of every `passes`, the last one ends a step."""
+        self.n_passes += 1
+        if self.n_passes % self.passes:
+            return
+        if not self.log.n_steps:
+            self.log.began = self.now
+            self.log.follow([], 1)  # as soon as a training is found
+        if self.log.n_steps == self.eta_at - 1:
+            self.live.begin([ObservedStep(1.0)] * 8, self.passes)
+        self.step(1.0)
+
+    def batches(self, n: int) -> Iterator[int]:
+        """A loader's pass."""
+        self.iterator = Pass()
+        epoch = self.log.begin(Loader(n), self.iterator, self.now)
+        if self.log.on_pass is not None:
+            self.log.on_pass(epoch, sys._getframe(1))
+        yield from range(n)
+
+
+def ran(path: Path, source: str, run: Trained, **names: Any) -> Trained:
+    """The run of a script, whose functions ``train`` and ``batches`` are those of `run`."""
+    path = path / "script.py"
+    path.write_text(textwrap.dedent(source), encoding="utf-8")
+    found = {"train": run.train, "batches": run.batches, **names}
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), found)
+    assert run.live.error is None
+    run.live.finish()
+    return run
+
+
+STEPS = {
+    "a while with a counter": """
+        step = 0
+        while step < args.steps:
+            train()
+            step += 1
+    """,
+    "a while that counts before it trains": """
+        step = 0
+        while args.steps > step:
+            step = step + 1
+            train()
+    """,
+    "a while up to a bound": """
+        step = 1
+        while step <= args.steps:
+            train()
+            step += 1
+    """,
+    "a break at the end, as in nanoGPT": """
+        iter_num = 0
+        while True:
+            for micro in range(2):
+                pass
+            train()
+            iter_num += 1
+            if iter_num > args.steps - 1:
+                break
+    """,
+    "a break at the start": """
+        step = 0
+        while True:
+            if step == args.steps: break
+            train()
+            step += 1
+    """,
+    "an attribute counts": """
+        class Trainer:
+            __slots__ = ("step", "steps")
+            def fit(self):
+                self.step, self.steps = 0, args.steps
+                while self.step < self.steps:
+                    self.one()
+                    self.step += 1
+            def one(self):
+                train()
+        Trainer().fit()
+    """,
+    "two steps counted at a time": """
+        seen = 0
+        while seen < 8 * args.steps:
+            train()
+            seen += 8
+    """,
+    "a run that goes on": """
+        step = args.resumed
+        while step < args.steps + args.resumed:
+            train()
+            step += 1
+    """,
+    "count": """
+        import itertools
+        for step in itertools.count():
+            if step >= args.steps:
+                break
+            train()
+    """,
+    "arithmetic": """
+        for step in range(int(args.steps / 2 * 1e0) * 2 + 3 % 3):
+            train()
+    """,
+    "nested ranges": """
+        for epoch in range(5):
+            for i in range(args.steps // 5):
+                train()
+    """,
+    "nested ranges, short": """
+        for epoch in range(args.steps // 4):
+            for i in range(4):
+                train()
+    """,
+    "a while in a range": """
+        for epoch in range(5):
+            step = 0
+            while step < args.steps // 5:
+                train()
+                step += 1
+    """,
+    "an epoch's own function": """
+        def one_epoch():
+            step = 0
+            while step < args.steps // 5:
+                train()
+                step += 1
+        epoch = 0
+        while epoch < 5:
+            one_epoch()
+            epoch += 1
+    """,
+    "a limit inside of nested ranges": """
+        total = 0
+        for epoch in range(args.steps):
+            for i in range(40):
+                train()
+                total += 1
+                if total >= args.steps:
+                    break
+            if total >= args.steps:
+                break
+    """,
+    "a limit over loaders": """
+        step = 0
+        while step < args.steps:
+            for batch in batches(30):
+                train()
+                step += 1
+                if step >= args.steps: break
+    """,
+    "a limit before the last epoch": """
+        step = 0
+        for epoch in range(50):
+            for batch in batches(30):
+                if step >= args.steps: break
+                train()
+                step += 1
+            if step >= args.steps: break
+    """,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_from_the_source(tmp_path: Path, name: str) -> None:
+    args = SimpleNamespace(steps=100, resumed=5000)
+    live = ran(tmp_path, STEPS[name], Trained(), args=args).live
+    assert live.first is not None
+    assert (live.first.steps, live.is_epoch) == (100, False)
+    assert live.epoch.error_frac == 0.0
+    assert live.epoch.measured_s == 100.0
+    assert not live.notes
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_a_counter_of_passes(tmp_path: Path, passes: int) -> None:
+    source = "n = 0\nwhile n < 400:\n    train()\n    n += 1\n"
+    first = ran(tmp_path, source, Trained(passes=passes)).live.first
+    assert first is not None
+    assert first.steps == 400 / passes
+
+
+EPOCHS = {
+    "while": """
+        epoch = 0
+        while epoch < 3:
+            for batch in batches(40):
+                train()
+            epoch += 1
+    """,
+    "the pass goes on to its end": """
+        step = 0
+        while step < 90:
+            for batch in batches(40):
+                train()
+                step += 1
+    """,
+    "a limit that nothing reaches": """
+        step = 0
+        for epoch in range(3):
+            for batch in batches(40):
+                train()
+                step += 1
+                if step >= 120: break
+    """,
+    "a limit of each epoch": """
+        for epoch in range(3):
+            for i, batch in enumerate(batches(100)):
+                if i >= 40: break
+                train()
+    """,
+    "a limit of each call": """
+        def one_epoch(n):
+            for i, batch in enumerate(batches(100), 0):
+                train()
+                if i + 0 == n or i == n - 1:
+                    break
+        for epoch in range(3):
+            one_epoch(40)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", EPOCHS)
+def test_epochs_from_the_source(tmp_path: Path, name: str) -> None:
+    live = ran(tmp_path, EPOCHS[name], Trained()).live
+    assert live.first is not None
+    assert (live.first.steps, live.first.n_epochs, live.is_epoch) == (40, 3, True)
+    assert live.training.error_frac == 0.0
+    assert live.training.measured_s == 120.0
+
+
+UNKNOWN = {
+    "another condition": "while not stopped(train()): pass",
+    "a counter that is set back": """
+        step = 0
+        while step < 100:
+            train()
+            step += 1
+            if step == 50 and train: step = 50
+    """,
+    "a bound of its own": """
+        class Bound:
+            def __gt__(self, other): return other < 100
+        step, bound = 0, Bound()
+        while step < bound:
+            train()
+            step += 1
+    """,
+    "a counter by a float": """
+        step = 0.0
+        while step < 0.995:
+            train()
+            step += 0.01
+    """,
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_stays_unknown(tmp_path: Path, name: str) -> None:
+    calls: list[None] = []
+
+    def stopped(call: None) -> bool:
+        calls.append(call)
+        return len(calls) == 100
+
+    first = ran(tmp_path, UNKNOWN[name], Trained(), stopped=stopped).live.first
+    assert first is not None
+    assert first.steps is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "for i in range(100):\n    train()\n    if i == 60 and train: break\n",
+        "for e in range(5):\n    for i in range(20):\n        train()\n    if e == 2 and i: break\n",
+        "i = 0\nwhile i < 100 and train:\n    train()\n    i += 1\n",
+    ],
+)
+def test_a_loop_that_may_end_early_is_noted(tmp_path: Path, source: str) -> None:
+    live = ran(tmp_path, source, Trained()).live
+    assert live.first is not None
+    assert live.first.steps == 100
+    (note,) = live.notes
+    assert "rounds may end early" in note
+
+
+@pytest.mark.parametrize(
+    ("told", "note"),
+    [
+        ({"n_steps": 90}, "--steps 90 was given, and the script's loops have 120 steps"),
+        ({"n_epochs": 4}, "--epochs 4 was given, and the script's loop has 3 epochs"),
+        ({"n_epochs": 3}, None),
+        ({"n_steps": 120}, None),
+    ],
+)
+def test_what_the_user_says_is_compared_with_the_source(
+    tmp_path: Path, told: dict[str, int], note: str | None
+) -> None:
+    run = Trained(**told)
+    ran(tmp_path, EPOCHS["while"], run)
+    assert [said for said in run.live.notes if said.startswith(note or "")] == run.live.notes
+    assert len(run.live.notes) == (note is not None)
+    assert run.live.first is not None
+    shown = "step 19 of 90" if "n_steps" in told else f"of {told['n_epochs']}: step 19 of 40"
+    if note is not None:
+        assert note in run.line.shown[0]
+        assert shown in run.line.shown[1] or "n_steps" in told
