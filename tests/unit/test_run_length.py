@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_live_eta import Line, Loader, Pass, Run
 
 from dlperf.runner.step_rate import ObservedStep
-from test_live_eta import Line, Loader, Pass, Run
 
 
 class Trained(Run):
