@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError, check_count, check_type
 from dlperf.core.files import write_json
@@ -35,10 +33,15 @@ from dlperf.predictors.layer_traffic import LayerTraffic, layer_traffic
 from dlperf.predictors.page_faults import BOUND
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from dlperf.core.measurement import Measurement
 
 SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
-_SECONDS = tuple(f"{phase}_s" for phase in PHASES)
+_LAYER_COLUMNS = [
+    *("layer", "type", *(f"{phase}_s" for phase in PHASES)),
+    *("flops", "bytes", "bound", "source"),
+]
 _LEVELS = tuple(f"{level}_bytes" for level in measured_roofs.LEVELS)
 
 
@@ -122,6 +125,13 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         does not support), flops, bytes (of all phases), bound and source (those of the row's
         largest share of time).
         """
+        import pandas as pd  # here: a report on a wrapped script does not wait for it
+
+        return pd.DataFrame(list(self.layer_rows), columns=_LAYER_COLUMNS)
+
+    @cached_property
+    def layer_rows(self) -> tuple[dict[str, Any], ...]:
+        """The rows of :attr:`layers`, each by column."""
         order = {layer.name: (index, layer.type) for index, layer in enumerate(self.trace.layers)}
         seconds: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PHASES, 0.0))
         for item in self.prices.items:
@@ -138,23 +148,18 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         rows = []
         for layer in sorted(seconds, key=lambda name: order.get(name, (len(order), ""))[0]):
             shares = self.layer_shares.get(layer)
-            rows.append(
-                (
-                    layer,
-                    "Loss" if layer == LOSS else order.get(layer, (0, ""))[1],
-                    *(
-                        seconds[layer].get(phase, math.nan)
-                        if phase in self.prices.phases
-                        else math.nan
-                        for phase in PHASES
-                    ),
-                    *map(round, work[layer]),
-                    *(_largest(shares, key) if shares else None for key in (0, 1)),
-                )
+            row = (
+                layer,
+                "Loss" if layer == LOSS else order.get(layer, (0, ""))[1],
+                *(
+                    seconds[layer].get(phase, math.nan) if phase in self.prices.phases else math.nan
+                    for phase in PHASES
+                ),
+                *map(round, work[layer]),
+                *(_largest(shares, key) if shares else None for key in (0, 1)),
             )
-        return pd.DataFrame(
-            rows, columns=["layer", "type", *_SECONDS, "flops", "bytes", "bound", "source"]
-        )
+            rows.append(dict(zip(_LAYER_COLUMNS, row)))
+        return tuple(rows)
 
     @cached_property
     def ops(self) -> pd.DataFrame:
@@ -163,6 +168,8 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         Columns: op (its name, or what the item is), layer, phase, seconds, what, bound, source,
         flops, bytes, index (of the op in the trace; -1 for none).
         """
+        import pandas as pd
+
         flops, n_bytes = counts.totals(self.trace)
         rows = [
             (
@@ -203,6 +210,8 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         is not known to have), roof (``compute`` or the level that binds), least_s (the time that
         this roof allows).
         """
+        import pandas as pd
+
         rows = [
             (
                 t.layer,
@@ -267,7 +276,6 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         given, for example as :attr:`page_faults`.
         """
         trace = self.trace
-        layers = self.layers.astype(object)
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -280,7 +288,10 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
             "malloc": self.malloc,
             "workers": self.workers,
             "step": asdict(self.step),
-            "layers": layers.where(layers.notna(), None).to_dict("records"),
+            "layers": [
+                {name: None if value != value else value for name, value in row.items()}
+                for row in self.layer_rows
+            ],
             "epoch": None if epoch is None else epoch.to_json(),
             "coverage": {
                 "priced_time_frac": self.priced_time_frac,

@@ -161,7 +161,7 @@ def rows_of(
         return LayerComparison(layer, type_name, predictor, *own, **more)
 
     rows = []
-    for data in prediction.layers.astype(object).to_dict("records"):
+    for data in prediction.layer_rows:
         layer = str(data["layer"])
         shares = prediction.layer_shares.get(layer, {})
         row = row_of(

@@ -8,9 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from dlperf.core import host
 from dlperf.core.measurement import Measurement
@@ -31,6 +29,9 @@ from dlperf.report.layer_comparison import (
     rows_of,
 )
 from dlperf.report.layer_table import TreeLine, layer_tree
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA, SET_SCHEMA, SCHEMA_VERSION = "dlperf.report", "dlperf.reports", 2
 _TEXTS = ("bound", "source")
@@ -103,6 +104,8 @@ class StepComparison:
         L2_bytes, L3_bytes, DRAM_bytes, which each level of the memory moves in all phases (a model,
         :mod:`dlperf.predictors.layer_traffic`). NaN where unknown; a total lacking a part is NaN.
         """
+        import pandas as pd  # here: a report on a wrapped script does not wait for it
+
         records = [_record(row, self.inference) for rows in self.rows for row in rows]
         columns = _record(LayerComparison("", "", "", Times(), None, None), self.inference)
         return pd.DataFrame(records, columns=list(columns))
@@ -116,6 +119,8 @@ class StepComparison:
         measured layers; `repeatability_frac` and `spread_frac` are differences between repeated
         measurements. NaN where unknown.
         """
+        import pandas as pd
+
         rows = [
             {name: math.nan if value is None else value for name, value in asdict(entry).items()}
             for entry in self.accuracy
@@ -235,6 +240,8 @@ def _record(row: LayerComparison, inference: bool) -> dict[str, Any]:
 
 def reports_to_csv(reports: Sequence[StepComparison]) -> str:
     """The frames of all reports below each other; every row carries its case and provenance."""
+    import pandas as pd
+
     frames = []
     for report in reports:
         measurement = report.measurement
