@@ -60,11 +60,6 @@ class TrainerWatch:
         self._session = session
         self._undo.callback(session.end)
 
-    def _set_length(self, n_epochs: int | None, n_steps: int | None) -> None:
-        """Set the number of epochs, or of optimizer steps, that the training will have."""
-        if self._session is not None and self._session.live is not None:
-            self._session.live.set_length(n_epochs, n_steps)
-
     def _end(self) -> None:
         """Remove every hook; a second call has no effect."""
         with self._guarded():

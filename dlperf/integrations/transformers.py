@@ -38,7 +38,6 @@ class DlperfCallback(TrainerWatch, TrainerCallback):  # type: ignore[misc]
             return
         with self._guarded():
             self._begin(self._predict)
-            self._set_length(*_length(args, state))
             self._trainer = _calling_trainer()
             # no event follows an exception; older releases have one method for all epochs
             name = "_run_epoch" if hasattr(self._trainer, "_run_epoch") else "training_step"
@@ -79,13 +78,6 @@ class DlperfCallback(TrainerWatch, TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             print(self.summary(), flush=True)
         self._trainer = None
-
-
-def _length(args: Any, state: Any) -> tuple[int | None, int | None]:
-    """The epochs of the training, or its steps where these are limited or some were made before."""
-    if args.max_steps > 0 or state.global_step or args.num_train_epochs % 1:
-        return None, state.max_steps - state.global_step
-    return int(args.num_train_epochs), None
 
 
 def _calling_trainer() -> Any:

@@ -79,6 +79,7 @@ class EpochLog:
         self.first_step: float | None = None
         self.last_step: float | None = None
         self.n_steps = 0
+        self.updates_per_step = 1
 
     def install(self) -> None:
         """Set both hooks."""
@@ -118,6 +119,7 @@ class EpochLog:
         :meth:`call_at` set. `n_backwards`: those so far.
         """
         self._last = optimizers[-1] if optimizers else ()
+        self.updates_per_step = max(1, len(optimizers))
         self._every, self._turn = max(1, sum(one is self._last for one in optimizers)), -1
         n_steps = ((self._n_seen + 1) // len(optimizers) if optimizers else n_backwards) - 1
         n_more, self.n_steps = n_steps - self.n_steps, n_steps

@@ -39,6 +39,7 @@ from dlperf.runner.loops import (
 )
 from dlperf.runner.run_length import RoundLength, SeenLoops, place_in, steps_left
 from dlperf.runner.step_rate import ObservedStep, Rate, StepBlock, pooled_rate, rate_of
+from dlperf.runner.trainers import TrainerLength, trainer_length
 
 _RENEW_S = 1.0
 _LINE_S = 10.0
@@ -82,7 +83,7 @@ class LiveEta:
     """The ETA of one run, from an :class:`EpochLog`.
 
     `n_epochs`, `n_steps`: the user's numbers of epochs or steps of the run; None: those of the
-    program's loops. `line` shows the ETA (None: nothing is shown).
+    program's Trainer or loops. `line` shows the ETA (None: nothing is shown).
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class LiveEta:
         self.is_epoch = True
         self.core_state = CoreState()
         self._log, self._clock, self._line = log, clock, line
-        self.set_length(n_epochs, n_steps)
+        self._n_epochs, self._epochs_before, self._n_steps = n_epochs, 0, n_steps
+        self._is_users_number = n_epochs is not None
         self._loops_of: dict[int, tuple[RunningLoop, ...]] = {}
         self._rate: Rate | None = None
         self._passes, self._name, self._n_first = 1, "", 0
@@ -118,12 +120,6 @@ class LiveEta:
         self._pid = os.getpid()
         log.on_pass = self._note_loops
         log.call_at(math.inf, lambda _: self._safely(self._note_step))
-
-    def set_length(self, n_epochs: int | None, n_steps: int | None) -> None:
-        """Set the run's number of epochs or steps, before the first ETA; None: the loops' own."""
-        self._n_epochs, self._epochs_before = n_epochs, 0
-        self._is_users_number = n_epochs is not None
-        self._n_steps = n_steps
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -192,7 +188,12 @@ class LiveEta:
         self._log.on_pass, self._loops_of = None, {}
         ends = steps_left(self._first_seen or seen, seen, self._passes)
         self.is_epoch = bool(passes_seen)
-        if self.is_epoch:
+        trainer = trainer_length(
+            sys._getframe(), seen.n_steps, self._passes, self._log.updates_per_step
+        )
+        if trainer is not None:
+            self._take_trainers(trainer)
+        elif self.is_epoch:
             self._count_epochs(loops, ends)
         else:
             self._count_steps(seen, ends)
@@ -248,16 +249,10 @@ class LiveEta:
             index, length = place_in(loops)
             if index >= n_finished:
                 found, before = length, index - n_finished
-        n_epochs = self._n_epochs or found
-        if self._n_epochs is None:
-            self._n_epochs, self._epochs_before = found, before
-            if found is not None:
-                self._note_early(loops, "epochs")
-        elif found is not None and self._n_epochs not in (found, found - before):
-            self._say(
-                f"--epochs {n_epochs} was given, and the script's loop has {found} epochs; the"
-                f" forecast is for {n_epochs}"
-            )
+        self._heed_epochs(found, before, "script's loop")
+        n_epochs = self._n_epochs
+        if found is not None and not self._is_users_number:
+            self._note_early(loops, "epochs")
         run_ends = [end for end in ends if not end[1].restarts]
         if self._is_users_number or not run_ends:
             return
@@ -269,6 +264,26 @@ class LiveEta:
             self._n_epochs = round(before + n_finished + 1 + min(n_further, most))
         elif not steps or left < (n_further + 1) * steps - done - 0.5:
             self.is_epoch, self._steps_of_run = False, self._log.n_steps + left
+
+    def _heed_epochs(self, found: int | None, before: int, what: str) -> None:
+        """Take the number of epochs that was found, where the user gave none."""
+        if not self._is_users_number:
+            self._n_epochs, self._epochs_before = found, before
+        elif found is not None and self._n_epochs not in (found, found - before):
+            self._say(
+                f"--epochs {self._n_epochs} was given, and the {what} has {found} epochs; the"
+                f" forecast is for {self._n_epochs}"
+            )
+
+    def _take_trainers(self, trainer: TrainerLength) -> None:
+        """The length by the Trainer's own numbers."""
+        n_begun = len(self._epochs())
+        if trainer.steps_left is not None and not self._is_users_number:
+            self.is_epoch = False
+            self._steps_of_run = self._log.n_steps + max(0.0, trainer.steps_left)
+        elif self.is_epoch:
+            before = max(0, (trainer.n_begun or n_begun) - n_begun)
+            self._heed_epochs(trainer.n_epochs, before, "Trainer")
 
     def _count_steps(self, seen: SeenLoops, ends: Sequence[tuple[float, Counter]]) -> None:
         """Without a loader: the number of steps, by the loops around this step.

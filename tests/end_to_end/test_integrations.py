@@ -4,6 +4,7 @@ installed.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dlperf.core.errors import DlperfError
+from dlperf.runner.rendezvous import Rendezvous, World
+from dlperf.runner.session import Session
 from dlperf.runner.watcher import Watcher
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
@@ -42,6 +45,23 @@ def assert_same(one: Any, other: Any) -> None:
     assert one[0] == other[0]
     assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
     assert torch.equal(one[2], other[2])
+
+
+@contextlib.contextmanager
+def plainly_watched(**length: int) -> Iterator[Any]:
+    """As `dlperf run` watches a script: the live ETA."""
+    told = (length.get("n_epochs"), length.get("n_steps"))
+    session = Session(None, None, told, Rendezvous(World(0, 1)), shows_eta=False)
+    session.watch_after_torch()
+    live = session.live
+    assert live is not None
+    live.log = session.watcher.epochs  # type: ignore[attr-defined, union-attr]
+    try:
+        yield live
+    finally:
+        session.end()
+    assert session.failure is None
+    assert live.error is None
 
 
 # -- Lightning -------------------------------------------------------------------------------------
@@ -127,7 +147,7 @@ def test_lightning_knows_a_limited_number_of_steps(options: dict[str, Any]) -> N
     profiler = profiler_of(machine())
     fit_lightning(profiler, **options)
     live = profiler._session.live
-    assert (live.first.steps, live.is_epoch) == (39.0, False)
+    assert (live.first.steps, live.is_epoch) == (40.0, False)
 
 
 @pytest.mark.slow
@@ -157,10 +177,71 @@ def test_lightning_goes_on_where_dlperf_fails(
         profiler.report()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (2, 25, 25)),
+        ({"n_epochs": 5, "max_steps": 40}, (None, 40, 40)),
+        ({"n_epochs": -1, "max_steps": 40, "accumulate_grad_batches": 2}, (None, 40, 40)),
+        ({"n_epochs": 4, "accumulate_grad_batches": 2}, (4, 12.5, 13)),
+        ({"n_epochs": 3, "limit_train_batches": 20}, (None, 60, 60)),
+    ],
+)
+def test_lightning_in_a_script_that_knows_nothing_of_dlperf(
+    options: dict[str, Any], expected: tuple[Any, float, int]
+) -> None:
+    with plainly_watched() as live:
+        for _fold in range(1):  # a loop of the script around the Trainer
+            fit_lightning(**options)
+    assert (live.first.n_epochs, live.first.steps) == expected[:2]
+    assert live.log.epochs[0].n_steps == expected[2] or not live.is_epoch
+    assert live.log.n_steps == expected[2] * (expected[0] or 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("max_steps", "n_periods"), [(80, 40), (81, 41), (-1, 50)])
+def test_lightning_counts_each_optimizers_step(max_steps: int, n_periods: int) -> None:
+    """Two optimizers, stepped by hand, for each batch: a step of dlperf are two of Lightning."""
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Two(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def training_step(self, batch: Any, index: int) -> None:
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+                self.manual_backward(self.last(self.first(batch[0]).relu()).sum())
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(part.parameters(), 1e-3) for part in (self.first, self.last)]
+
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        max_steps=max_steps,
+        limit_train_batches=25,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with plainly_watched() as live:
+        trainer.fit(Two(), DataLoader(TensorDataset(torch.randn(100, 6)), 4))
+    assert live.log.n_steps == n_periods
+    assert live.first.steps == n_periods
+
+
 # -- transformers ----------------------------------------------------------------------------------
 
 
-def train_transformers(callback: Any = None, raises: Any = None, **options: Any) -> Any:
+def train_transformers(
+    callback: Any = None, raises: Any = None, resume: bool = False, **options: Any
+) -> Any:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     losses: list[str] = []
@@ -195,7 +276,7 @@ def train_transformers(callback: Any = None, raises: Any = None, **options: Any)
     callbacks = [] if callback is None else [callback]
     trainer = transformers.Trainer(model, arguments, train_dataset=dataset, callbacks=callbacks)
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=resume or None)
     finally:
         assert not {"_run_epoch", "training_step"} & vars(trainer).keys()
     return losses, list(model.parameters()), torch.rand(1), trainer.state.log_history
@@ -245,7 +326,37 @@ def test_transformers_knows_a_limited_number_of_steps(n_steps: int) -> None:
     assert forecast["step"] == 19
     assert forecast["dlperf_run_s"] > 0
     assert "dlperf_epoch_s" not in forecast
-    assert callback._session.live.first.steps == n_steps - 1
+    assert callback._session.live.first.steps == n_steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (2, 25, 50)),
+        ({"max_steps": 40}, (None, 40, 40)),
+        ({"num_train_epochs": 1.6}, (None, 40, 40)),
+        ({"gradient_accumulation_steps": 2, "num_train_epochs": 3}, (3, 12.5, 39)),
+    ],
+)
+def test_transformers_in_a_script_that_knows_nothing_of_dlperf(
+    options: dict[str, Any], expected: tuple[Any, float, int]
+) -> None:
+    with plainly_watched() as live:
+        train_transformers(**options)
+    assert (live.first.n_epochs, live.first.steps, live.log.n_steps) == expected
+
+
+@pytest.mark.slow
+def test_transformers_that_goes_on_with_a_checkpoint() -> None:
+    options = {"save_strategy": "steps", "save_steps": 25}
+    train_transformers(**options, num_train_epochs=1)
+    with plainly_watched(n_epochs=3) as live:
+        train_transformers(resume=True, num_train_epochs=2)
+    assert live.notes == []
+    with plainly_watched() as live:
+        train_transformers(resume=True, num_train_epochs=2)
+    assert (live.first.steps, live.log.n_steps) == (25, 25)
 
 
 @pytest.mark.slow

@@ -329,3 +329,108 @@ def test_what_the_user_says_is_compared_with_the_source(
     if note is not None:
         assert note in run.line.shown[0]
         assert shown in run.line.shown[1] or "n_steps" in told
+
+
+TRAINER = """
+class Loop:
+    def run(self, trainer, n):
+        for _ in range(n):
+            trainer.count()
+
+class Trainer:
+    def __init__(self, train, **numbers):
+        self.train, self.n_done = train, numbers.pop("n_done", 0)
+        vars(self).update(numbers)
+
+    @property
+    def global_step(self):  # of the running step, all but the last optimizer's are counted
+        return self.n_done * self.updates + self.updates - 1
+    state = property(lambda self: self)
+
+    def count(self):
+        self.train()
+        self.n_done += 1
+
+    def fit(self, n): Loop().run(self, n)
+"""
+
+
+def trainer_of(module: str, run: Trained, **numbers: Any) -> Any:
+    """A Trainer as its library defines one, as far as dlperf looks at it."""
+    names: dict[str, Any] = {"__name__": module}
+    exec(compile(TRAINER, f"<{module}>", "exec"), names)
+    return names["Trainer"](run.train, **{"updates": 1, **numbers})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ({"args": SimpleNamespace(max_steps=-1, num_train_epochs=3.0)}, (3, None)),
+        ({"args": SimpleNamespace(max_steps=90, num_train_epochs=3.0), "max_steps": 90}, 90),
+        ({"args": SimpleNamespace(max_steps=-1, num_train_epochs=2.5), "max_steps": 100}, 100),
+        (
+            {
+                "args": SimpleNamespace(max_steps=-1, num_train_epochs=3.0),
+                "n_done": 30,
+                "max_steps": 120,
+            },
+            90,
+        ),
+    ],
+)
+def test_the_numbers_of_a_transformers_trainer(numbers: dict[str, Any], expected: Any) -> None:
+    assert told_by("transformers.trainer", numbers) == expected
+
+
+LIGHTNING: dict[str, Any] = {
+    "max_epochs": 3,
+    "max_steps": -1,
+    "num_training_batches": 40,
+    "limit_train_batches": 1.0,
+    "current_epoch": 0,
+    "accumulate_grad_batches": 1,
+    "lightning_module": SimpleNamespace(automatic_optimization=True),
+    "fit_loop": SimpleNamespace(total_batch_idx=18),
+}
+BY_HAND = {"lightning_module": SimpleNamespace(automatic_optimization=False)}
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ({}, (3, None)),
+        ({"max_steps": 90}, 90),
+        ({"max_epochs": -1, "max_steps": 90}, 90),
+        ({"limit_train_batches": 0.5, "num_training_batches": 20}, 60),
+        ({"max_epochs": -1}, None),
+        ({"num_training_batches": float("inf"), "max_steps": 70}, 70),
+        ({"max_steps": 90, "updates": 2, **BY_HAND}, 45),
+        ({"max_steps": 91, "updates": 2, **BY_HAND}, 46),
+        ({"limit_train_batches": 40, "updates": 2, **BY_HAND}, 120),
+        ({"current_epoch": "unreadable", "updates": 1}, None),
+    ],
+)
+def test_the_numbers_of_a_lightning_trainer(
+    package: str, numbers: dict[str, Any], expected: Any
+) -> None:
+    assert told_by(f"{package}.trainer.trainer", {**LIGHTNING, **numbers}) == expected
+
+
+def told_by(module: str, numbers: dict[str, Any]) -> Any:
+    """The run's epochs (and steps, which are None) or its steps, as the ETA has them."""
+    run = Trained()
+    trainer = trainer_of(module, run, **numbers)
+    has_loader = numbers.get("max_steps", -1) == -1
+    if has_loader:
+        run.loader(Loader(40))
+    for _ in range(1):
+        trainer.fit(1)
+        run.log.updates_per_step = numbers.get("updates", 1)
+        trainer.fit(30)
+    live = run.live
+    assert live.error is None
+    assert live.first is not None
+    if live.is_epoch:
+        return (live.first.n_epochs, None) if live.first.n_epochs else None
+    return live.first.steps
