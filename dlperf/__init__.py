@@ -61,5 +61,12 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(ipython: Any) -> None:
+    """``%load_ext dlperf``: the cell magic ``%%dlperf_profile``."""
+    from dlperf.integrations.notebook import DlperfMagics
+
+    ipython.register_magics(DlperfMagics)
+
+
 def __dir__() -> list[str]:
     return sorted(set(globals()) | set(_HOME))

@@ -11,6 +11,7 @@ import ast
 import csv
 import inspect
 import itertools
+import json
 import re
 import statistics
 from collections import defaultdict
@@ -35,6 +36,7 @@ def write(folder: Path) -> None:
         ("accuracy", accuracy()),
         ("distributed", first_table("distributed/distributed.md", _is_shown)),
         ("trainings", first_table("threads/training.md")),
+        ("notebook", notebook()),
         ("rooms", rooms()),
         ("rooms.svg", rooms_picture()),
     ):
@@ -50,6 +52,16 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         f"| {' | '.join(cell.rstrip(':') if line is heads else cell for cell in line)} |"
         for line in lines
     )
+
+
+def notebook() -> str:
+    """The tutorial's notebook: its text, and its cells as code."""
+    cells = json.loads((ROOT / "docs/tutorial/notebook.ipynb").read_text("utf-8"))["cells"]
+    parts = []
+    for text, kind in (("".join(cell["source"]), cell["cell_type"]) for cell in cells):
+        language = "text" if re.search("^ *[%!]", text, re.MULTILINE) else "python"  # magics
+        parts.append(f"```{language}\n{text}\n```" if kind == "code" else text)
+    return "\n\n".join(parts)
 
 
 # -- the command line ------------------------------------------------------------------------------

@@ -1,16 +1,21 @@
-"""How far a long measurement is: a bar on a terminal, plain lines anywhere else."""
+"""How far a long measurement is: a bar on a terminal or in a notebook, else plain lines."""
 
 from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from tqdm import tqdm
+from tqdm import TqdmWarning
 
 from dlperf.core.streams import log
+
+with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text
+    warnings.simplefilter("ignore", TqdmWarning)
+    from tqdm.auto import tqdm
 
 EVERY_S = 10.0
 """How far apart plain lines are at least."""
@@ -58,8 +63,9 @@ Progress: TypeAlias = "tqdm[object] | Lines"
 
 @contextmanager
 def progress_of(total: int, unit: str, title: str, bar: bool | None = None) -> Iterator[Progress]:
-    """Progress on stderr: a bar on a terminal (or by `bar`), else plain lines."""
-    if sys.stderr.isatty() if bar is None else bar:
+    """Progress on stderr: a bar on a terminal, in a notebook or by `bar`, else plain lines."""
+    in_notebook = type(sys.stderr).__module__ == "ipykernel.iostream"
+    if sys.stderr.isatty() or in_notebook if bar is None else bar:
         with tqdm(total=total, unit=unit, desc=title, file=sys.stderr, smoothing=0.1) as shown:
             yield shown
     else:

@@ -39,7 +39,6 @@ from dlperf.report.document import (
     Table,
     format_error,
     to_markdown,
-    to_text,
 )
 from dlperf.report.step_comparison import coverage_remarks
 from dlperf.report.step_pages import interval_text, step_title
@@ -300,7 +299,7 @@ def one_line(explanation: Explanation) -> str:
     )
 
 
-def page(explanation: Explanation) -> str:
+def page(explanation: Explanation) -> list[Block]:
     """The step's parts and the changes that pay, without layers and remarks."""
     paying = explanation.advice.with_verdict(PAYS)
     changes = (
@@ -308,7 +307,7 @@ def page(explanation: Explanation) -> str:
         if paying
         else [Paragraph(("no change that was considered would pay",))]
     )
-    return to_text([*_top(explanation), *changes]).rstrip("\n")
+    return [*_top(explanation), *changes]
 
 
 def _top(explanation: Explanation) -> list[Block]:

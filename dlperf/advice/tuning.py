@@ -41,7 +41,6 @@ from dlperf.report.document import (
     Paragraph,
     Table,
     to_markdown,
-    to_text,
 )
 from dlperf.report.writing import write_files
 
@@ -313,12 +312,7 @@ def one_line(tuning: Tuning) -> str:
     return f"<Tuning {printable(tuning.target)}: {best_line(tuning)}>"
 
 
-def page(tuning: Tuning, width: int | None = None) -> str:
-    """The page for a terminal, at most `width` columns wide (default: the terminal's)."""
-    return to_text(tuning_page(tuning), width).rstrip("\n")
-
-
-def tuning_page(tuning: Tuning, images: Sequence[Image] = ()) -> list[Block]:
+def page(tuning: Tuning, images: Sequence[Image] = ()) -> list[Block]:
     """The page: the proposal, the best configurations, plots, trials and remarks."""
     return [
         Heading(heading(tuning), 2),
@@ -337,7 +331,7 @@ def write(tuning: Tuning, folder: str | Path, force: bool = False) -> list[Path]
     """
     from dlperf.advice.plots import landscape_png
 
-    blocks = tuning_page(tuning, [Image("landscape.png", link="landscape.png")])
+    blocks = page(tuning, [Image("landscape.png", link="landscape.png")])
     if tuning.provenance:
         blocks.append(Paragraph(tuning.provenance, is_small=True))
     files: dict[str, str | bytes] = {

@@ -127,7 +127,7 @@ def tune(args: Namespace) -> Answer:
     write_folder(args, lambda to, force: tuning.write(found, to, force))
     interrupted = found.trials is not None and found.trials.is_interrupted
     return Answer(
-        tuning.page(found),
+        str(found),
         tuning.tuning_to_json(found),
         status=130 if interrupted else 0,
     )

@@ -1,16 +1,16 @@
-"""How data shows itself: ``repr`` is one line, ``str`` a page, a notebook gets that page."""
+"""How data shows itself: ``repr`` in one line, ``str`` as a page, in a notebook as HTML."""
 
 from __future__ import annotations
 
-from html import escape
 from importlib import import_module
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Displayed:
     """Base of data that the functions `one_line` and `page` of the module `by` put into words.
 
-    That module may stand above the data and rest on it, so it is imported when it is needed.
+    `page` gives blocks of :mod:`dlperf.report.document`. These modules may stand above the data and
+    rest on it, so they are imported when they are needed.
     """
 
     _display_module: ClassVar[str]
@@ -23,7 +23,14 @@ class Displayed:
         return str(import_module(self._display_module).one_line(self))
 
     def __str__(self) -> str:
-        return str(import_module(self._display_module).page(self))
+        return str(_report("document").to_text(self._page())).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return str(_report("html").to_fragment(self._page()))
+
+    def _page(self) -> Any:
+        return import_module(self._display_module).page(self)
+
+
+def _report(name: str) -> Any:
+    return import_module(f"dlperf.report.{name}")

@@ -1,4 +1,4 @@
-"""Pages as HTML files that need nothing beside them: style and plots are inside, no script."""
+"""Pages as HTML that needs nothing beside it: style and plots are inside, no script."""
 
 from __future__ import annotations
 
@@ -18,8 +18,18 @@ def to_html(title: str, blocks: Iterable[Block]) -> str:
         title=title,
         generator=f"dlperf {VERSION}",
         style=_STYLE,
-        blocks=[(type(block).__name__, block) for block in blocks],
+        body=_body(blocks, 0),
     )
+
+
+def to_fragment(blocks: Iterable[Block]) -> str:
+    """The page as a part of another one, such as a notebook, whose colours and fonts it takes."""
+    return f'<div class="dlperf"><style>{_FRAGMENT_STYLE}</style>\n{_body(blocks, 3)}</div>'
+
+
+def _body(blocks: Iterable[Block], depth: int) -> str:
+    """The blocks; their headings are `depth` levels smaller."""
+    return _BLOCKS.render(blocks=[(type(one).__name__, one) for one in blocks], depth=depth)
 
 
 def _groups(table: Table) -> list[tuple[str, int]]:
@@ -53,10 +63,15 @@ _PAGE = """\
 <style>{{ style|safe }}</style>
 </head>
 <body>
+{{ body|safe }}\
+</body>
+</html>
+"""
+_BLOCK_LIST = """\
 {% for kind, block in blocks %}
 {% if kind == "Heading" %}
-<h{{ block.level }}{% if block.anchor %} id="{{ block.anchor }}"{% endif %}>{{ block.text }}\
-</h{{ block.level }}>
+<h{{ block.level + depth }}{% if block.anchor %} id="{{ block.anchor }}"{% endif %}>\
+{{ block.text }}</h{{ block.level + depth }}>
 {% elif kind == "Paragraph" %}
 <p{% if block.is_small %} class="dim"{% endif %}>
 {% for line in block.lines %}{{ line }}{% if not loop.last %}<br>{% endif %}{% endfor %}</p>
@@ -104,8 +119,6 @@ _PAGE = """\
 </tbody></table></div>
 {% endif %}
 {% endfor %}
-</body>
-</html>
 """
 _STYLE = """
 :root {
@@ -170,6 +183,18 @@ li { overflow-wrap: anywhere; }
   .share { width: 2.5rem; }
 }
 """
+_FRAGMENT_STYLE = """
+.dlperf .dim { opacity: .75; font-size: .87em; }
+.dlperf .scroll { overflow: auto; max-height: 80vh; }
+.dlperf th, .dlperf td { text-align: right; white-space: nowrap; }
+.dlperf .left, .dlperf th[scope=row] { text-align: left; }
+.dlperf th.group { text-align: center; }
+.dlperf tbody th { font-weight: 400; }
+.dlperf tr.own th { font-style: italic; }
+.dlperf .share { display: inline-block; width: 6em; height: .75em; }
+.dlperf .share i { display: block; height: 100%; background: #6f9fcf; min-width: 1px; }
+"""
 _ENVIRONMENT = jinja2.Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
 _ENVIRONMENT.filters.update(base64=_base64, classes=_classes, groups=_groups)
 _TEMPLATE = _ENVIRONMENT.from_string(_PAGE)
+_BLOCKS = _ENVIRONMENT.from_string(_BLOCK_LIST)

@@ -32,11 +32,12 @@ def one_line(found: Scaling | CommunicationReplay) -> str:
 
 def scaling_to_text(found: Scaling | CommunicationReplay, width: int | None = None) -> str:
     """The forecast or the replay as plain text (default: as wide as the terminal)."""
-    blocks = _scaling_page(found) if isinstance(found, Scaling) else _replay_page(found)
-    return to_text(blocks, width).rstrip("\n")
+    return to_text(page(found), width).rstrip("\n")
 
 
-page = scaling_to_text
+def page(found: Scaling | CommunicationReplay) -> list[Block]:
+    """The forecast or the replay as a page."""
+    return _scaling_page(found) if isinstance(found, Scaling) else _replay_page(found)
 
 
 def _plural(n: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.prediction import PHASES
 from dlperf.core.units import format_percent, format_seconds
@@ -70,8 +71,8 @@ class LayerDifference:
         }
 
 
-@dataclass(frozen=True)
-class StepDifference:
+@dataclass(frozen=True, repr=False)
+class StepDifference(Displayed, by="dlperf.report.summaries"):
     """A step compared with another one."""
 
     first: StepTimes

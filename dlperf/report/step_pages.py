@@ -258,8 +258,15 @@ def prediction_to_text(
     width: int | None = None,
     max_lines: int | None = MAX_LINES,
 ) -> str:
-    """A prediction as plain text: layers, step with its 90 % interval, memory, coverage, warnings,
-    and the epoch if one was forecast.
+    """A prediction as plain text (:func:`prediction_page`)."""
+    return to_text(prediction_page(prediction, epoch, max_lines), width)
+
+
+def prediction_page(
+    prediction: Prediction, epoch: Epoch | None = None, max_lines: int | None = MAX_LINES
+) -> list[Block]:
+    """The prediction: layers, step with its 90 % interval, memory, coverage, warnings, and the
+    epoch if one was forecast.
     """
     trace = prediction.trace
     rows = rows_of(prediction, None, prediction.predictor)
@@ -281,11 +288,11 @@ def prediction_to_text(
     )
     page: list[Block] = [
         Heading(title, 1),
-        Table(layer_columns(lines, phases_of(trace.inference), measured=False)),
+        marked_table(layer_columns(lines, phases_of(trace.inference), measured=False), lines),
         *_folding_note(lines),
         Facts(tuple(_step_facts(prediction, epoch).items())),
     ]
-    return to_text([*page, *([Bullets(remarks)] if remarks else [])], width)
+    return [*page, *([Bullets(remarks)] if remarks else [])]
 
 
 def _step_facts(prediction: Prediction, epoch: Epoch | None) -> dict[str, str]:

@@ -9,21 +9,22 @@ from dlperf.core.cluster import Cluster, Link
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
-from dlperf.core.text import fit, printable
+from dlperf.core.text import printable
 from dlperf.core.trace import Trace
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.distributed.link_fits import fit_link
 from dlperf.forecast.epoch import Epoch
 from dlperf.forecast.prediction import Prediction
 from dlperf.ops.roofs import LEVELS
-from dlperf.report.document import format_error, shorten, to_text
+from dlperf.report.document import Block, Preformatted, format_error, shorten
 from dlperf.report.layer_comparison import root_of
 from dlperf.report.step_comparison import StepComparison
+from dlperf.report.step_difference import StepDifference
 from dlperf.report.step_pages import (
     epoch_facts,
     interval_text,
     measured_facts,
-    prediction_to_text,
+    prediction_page,
     report_page,
 )
 
@@ -40,8 +41,8 @@ def one_line(value: object) -> str:
 
 
 @singledispatch
-def page(value: object) -> str:
-    """The data on a page as wide as the terminal."""
+def page(value: object) -> list[Block]:
+    """The data on a page that fits a screen."""
     raise TypeError(f"page: no words for {type(value).__name__}")
 
 
@@ -83,7 +84,7 @@ def _(machine: Machine) -> str:
 
 
 @page.register
-def _(machine: Machine) -> str:
+def _(machine: Machine) -> list[Block]:
     cpu = machine.cpu
     named = [*zip(LEVELS, cpu.caches_bytes), ("memory", cpu.memory_bytes)]
     sizes = [f"{name} {format_bytes(size)}" for name, size in named if size]
@@ -100,7 +101,7 @@ def _(machine: Machine) -> str:
         lines.append(f"  {counted(threads, 'thread')}: {kernels}{rate and f', DRAM {rate}'}")
     notes = counted(len(machine.notes), "note")
     lines.append(f"  {counted(len(machine.costs), 'cost')}, {notes}; dlperf machine show has all")
-    return fit("\n".join(lines))
+    return [Preformatted("\n".join(lines))]
 
 
 def _state(machine: Machine) -> str:
@@ -116,7 +117,7 @@ def _(trace: Trace) -> str:
 
 
 @page.register
-def _(trace: Trace) -> str:
+def _(trace: Trace) -> list[Block]:
     lines = [f"{_what(trace)}, recorded on {trace.recorded_on}", f"  {_sizes(trace)}"]
     for title, found in (
         ("ops by phase", Counter(op.phase for op in trace.ops)),
@@ -129,7 +130,7 @@ def _(trace: Trace) -> str:
             lines.append(f"  {title}: {shown}{more}")
     if trace.optimizer is not None:
         lines.append(f"  optimizer: {trace.optimizer.type} ({trace.optimizer.implementation})")
-    return fit("\n".join([*lines, *_notes(trace.notes, ".notes")]))
+    return [Preformatted("\n".join([*lines, *_notes(trace.notes, ".notes")]))]
 
 
 def _what(trace: Trace) -> str:
@@ -159,8 +160,8 @@ def _(prediction: Prediction) -> str:
 
 
 @page.register
-def _(prediction: Prediction) -> str:
-    return prediction_to_text(prediction, max_lines=_LINES)
+def _(prediction: Prediction) -> list[Block]:
+    return prediction_page(prediction, max_lines=_LINES)
 
 
 @one_line.register
@@ -169,12 +170,12 @@ def _(measurement: Measurement) -> str:
 
 
 @page.register
-def _(measurement: Measurement) -> str:
+def _(measurement: Measurement) -> list[Block]:
     lines = [f"  {name:<13} {value}" for name, value in measured_facts(measurement)]
     if measurement.layers:
         lines.append(f"  {counted(len(measurement.layers), 'layer')} in .frame")
     notes = _notes(measurement.notes, ".notes")
-    return fit("\n".join([_measured(measurement), *lines, *notes]))
+    return [Preformatted("\n".join([_measured(measurement), *lines, *notes]))]
 
 
 def _measured(measurement: Measurement) -> str:
@@ -199,8 +200,19 @@ def _(report: StepComparison) -> str:
 
 
 @page.register
-def _(report: StepComparison) -> str:
-    return to_text(report_page(report, max_lines=_LINES, is_brief=True))
+def _(report: StepComparison) -> list[Block]:
+    return report_page(report, max_lines=_LINES, is_brief=True)
+
+
+@one_line.register
+def _(difference: StepDifference) -> str:
+    a, b = difference.first, difference.second
+    return f"<StepDifference {_name(a.name)} -> {_name(b.name)}: {difference.verdict}>"
+
+
+@page.register
+def _(difference: StepDifference) -> list[Block]:
+    return difference.page()
 
 
 # -- epoch, cluster -----------------------------------------------------------------------
@@ -213,9 +225,9 @@ def _(epoch: Epoch) -> str:
 
 
 @page.register
-def _(epoch: Epoch) -> str:
+def _(epoch: Epoch) -> list[Block]:
     lines = [f"{name:<6} {value}" for name, value in epoch_facts(epoch)]
-    return fit("\n".join([*lines, *_notes(epoch.notes, ".notes")]))
+    return [Preformatted("\n".join([*lines, *_notes(epoch.notes, ".notes")]))]
 
 
 @one_line.register
@@ -225,7 +237,7 @@ def _(cluster: Cluster) -> str:
 
 
 @page.register
-def _(cluster: Cluster) -> str:
+def _(cluster: Cluster) -> list[Block]:
     state = "written by hand" if cluster.mode == "hand-written" else f"{cluster.mode} measurement"
     path = printable(cluster.path or "cluster")
     lines = [
@@ -236,7 +248,7 @@ def _(cluster: Cluster) -> str:
     if kinds:
         shown = ", ".join(f"{kind} x{n}" for kind, n in kinds.items())
         lines.append(f"  collectives: {shown}; dlperf machine show has all")
-    return fit("\n".join([*lines, *_notes(cluster.notes, ".notes")]))
+    return [Preformatted("\n".join([*lines, *_notes(cluster.notes, ".notes")]))]
 
 
 def _link(link: Link) -> str:

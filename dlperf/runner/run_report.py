@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlperf.core import host, units
 from dlperf.core.text import fit, text_width
 from dlperf.runner.compilation import COMPILED
 from dlperf.runner.findings import Findings
+
+if TYPE_CHECKING:
+    from dlperf.report.document import Block, Image
 
 _FILE_WIDTH = 160  # columns of text in a file
 _ALONE = (
@@ -122,21 +125,31 @@ def to_document(findings: Findings, suffix: str) -> str:
     Without a prediction a page contains the text.
     """
     from dlperf.report.comparison import plots_of
-    from dlperf.report.document import Block, Bullets, Heading, Image, Preformatted, to_markdown
+    from dlperf.report.document import to_markdown
     from dlperf.report.html import to_html
-    from dlperf.report.step_pages import report_page
 
-    text = to_text(findings, _FILE_WIDTH)
-    if suffix not in (".html", ".md"):
-        return f"dlperf report\n\n{text}\n"
-    page: list[Block] = [Preformatted(text)]
-    if findings.report is not None:
-        images: list[Image] = plots_of(findings.report) if suffix == ".html" else []
-        page = report_page(findings.report, images)
-        if first := _first_lines(findings):
-            page.insert(0, Bullets(first))
-        lines = (*run_lines(findings), *(f"note: {note}" for note in findings.notes))
-        page += [Heading("Run"), Bullets(lines)]
-        if table := "\n".join(rank_lines(findings, _FILE_WIDTH)).strip("\n"):
-            page += [Heading("Ranks"), Preformatted(table)]
-    return to_markdown("report", page) if suffix == ".md" else to_html(findings.name, page)
+    match suffix:
+        case ".md":
+            return to_markdown("report", page(findings))
+        case ".html":
+            images = [] if findings.report is None else plots_of(findings.report)
+            return to_html(findings.name, page(findings, images))
+    return f"dlperf report\n\n{to_text(findings, _FILE_WIDTH)}\n"
+
+
+def page(findings: Findings, images: Sequence[Image] = (), is_brief: bool = False) -> list[Block]:
+    """The report as a page; without a prediction it contains the text."""
+    from dlperf.report.document import Bullets, Heading, Preformatted
+    from dlperf.report.step_pages import MAX_LINES, report_page
+
+    if findings.report is None:
+        return [Preformatted(to_text(findings, _FILE_WIDTH))]
+    max_lines = MAX_LINES if is_brief else None
+    blocks = report_page(findings.report, images, max_lines=max_lines, is_brief=is_brief)
+    if first := _first_lines(findings):
+        blocks.insert(0, Bullets(first))
+    lines = (*run_lines(findings), *(f"note: {note}" for note in findings.notes))
+    blocks += [Heading("Run"), Bullets(lines)]
+    if table := "\n".join(rank_lines(findings, _FILE_WIDTH)).strip("\n"):
+        blocks += [Heading("Ranks"), Preformatted(table)]
+    return blocks

@@ -13,7 +13,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -375,7 +374,16 @@ class profile:
             return f"{self!r}\n{error}"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        from dlperf.report.document import Preformatted
+        from dlperf.report.html import to_fragment
+        from dlperf.runner.run_report import page
+
+        try:
+            if self._is_over:
+                return to_fragment(page(self.findings, is_brief=True))
+        except DlperfError:
+            pass  # its text has the reason
+        return to_fragment([Preformatted(str(self))])
 
     @property
     def measurement(self) -> Measurement:

@@ -18,6 +18,8 @@ from dlperf.core.cluster import Cluster, Collective, Link, Rank
 from dlperf.core.text import text_width
 from dlperf.distributed.communication_replay import replay_communication
 from dlperf.report.comparison import compare
+from dlperf.report.step_difference import compare_steps
+from dlperf.report.step_times import step_of_prediction
 from dlperf.report.summaries import one_line, page
 
 SCREEN = 70
@@ -49,6 +51,12 @@ def replay() -> Any:
     return replay_communication(trace, links, links)
 
 
+def difference() -> Any:
+    prediction = cases.wide(400)[0]
+    steps = [step_of_prediction(prediction, title) for title in ("one", "other")]
+    return compare_steps(steps[:1], steps[1:])[0]
+
+
 SHORT_ONES = {
     "machine": (machine, "2,000 kernels"),
     "trace": (lambda: cases.wide(400)[0].trace, "401 layers"),
@@ -63,6 +71,7 @@ TABLES = {
     "scaling": (scaling.ask, "efficiency"),
     "replay": (replay, "replayed"),
     "explanation": (explanation, "changes that would pay"),
+    "comparison": (difference, "layers differ by less than"),
 }
 
 
@@ -78,6 +87,14 @@ def test_data_fits_on_a_screen(name: str) -> None:
     assert max(map(len, text.splitlines())) <= text_width()
     assert says in text
     assert f"{value}" == text
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_notebooks_get_tables_as_html(name: str) -> None:
+    html = TABLES[name][0]()._repr_html_()
+    assert "<table>" in html
+    assert "<h1>" not in html  # a notebook has its own title
+    assert "<body>" not in html
 
 
 def test_notebooks_obey_no_name_of_somebody_else() -> None:

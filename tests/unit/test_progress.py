@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
 from dlperf.microbench.progress import Lines, progress_of
@@ -36,3 +39,11 @@ def test_a_pipe_gets_lines_and_no_bar(capsys: pytest.CaptureFixture[str]) -> Non
         progress.set_postfix_str("first")
         progress.update(3)
     assert "3/3" in capsys.readouterr().err
+
+
+def test_a_notebook_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    monkeypatch.setattr(sys, "stderr", shown := kind())
+    with progress_of(3, "op", "timing ops") as progress:
+        progress.update(3)
+    assert "3/3" in shown.getvalue()

@@ -34,14 +34,13 @@ from dlperf.advice.tuning import (
     Tuning,
     page,
     tune,
-    tuning_page,
     tuning_to_csv,
     tuning_to_json,
     write,
 )
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.units import MIB
-from dlperf.report.document import to_markdown
+from dlperf.report.document import to_markdown, to_text
 
 
 def rate_of(one: Configuration) -> Rate:
@@ -283,7 +282,7 @@ def test_csv_is_the_same_rows() -> None:
 
 def test_text_shows_ten_and_says_what_it_is_not() -> None:
     tuning = found(Axes((1, 2), tuple(range(1, 65))), Objective(memory_limit_bytes=150 * MIB))
-    text = page(tuning, 120)
+    text = to_text(page(tuning), 120)
     said = " ".join(text.split())
     assert (
         "best: threads 2, batch size 40" in said
@@ -298,23 +297,16 @@ def test_text_shows_ten_and_says_what_it_is_not() -> None:
     )
     rows = text.splitlines()[header + 1 : header + 12]  # ten rows, then the remarks
     assert [line.split()[:1] for line in rows] == [["2"]] * 10 + [[]]
-    assert "| 40 |" in to_markdown("tuning", tuning_page(tuning))
+    assert "| 40 |" in to_markdown("tuning", page(tuning))
 
 
 def test_trials_are_told() -> None:
     tuning = found(Axes((1, 2), (32,)), Objective())
     trials = (ConfigurationTrial(TWO, (95.0,)), ConfigurationTrial(ONE, (100.0,)))
-    text = page(replace(tuning, trials=ConfigurationTrials(trials)), 120)
+    text = to_text(page(replace(tuning, trials=ConfigurationTrials(trials))), 120)
     assert "the proposed one was 5.0 % slower" in " ".join(text.split())
-    text = page(
-        replace(
-            tuning,
-            trials=ConfigurationTrials(
-                (ConfigurationTrial(TWO, (95.0,)), ConfigurationTrial(ONE, (90.0,)))
-            ),
-        ),
-        120,
-    )
+    trials = (ConfigurationTrial(TWO, (95.0,)), ConfigurationTrial(ONE, (90.0,)))
+    text = to_text(page(replace(tuning, trials=ConfigurationTrials(trials))), 120)
     assert "also the fastest of 2 measured ones" in " ".join(text.split())
 
 
