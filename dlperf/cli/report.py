@@ -100,9 +100,11 @@ def _read(args: Namespace, spec: str, file: str) -> tuple[list[Prediction], Meas
     """
     from dlperf.core.measurement import Measurement
 
+    if schema_of(file) is None:
+        return _read_profile(args, spec, file)
     measurement = Measurement.load(file)
     if args.measured is not None:
-        recorded = _trace_of(args, spec, measurement)
+        recorded = _trace_of(args, spec, measurement.inference, measurement.batch_size)
     elif measurement.trace is not None:
         recorded = check_ops(file, measurement.trace, "trace.")
     else:
@@ -114,29 +116,41 @@ def _read(args: Namespace, spec: str, file: str) -> tuple[list[Prediction], Meas
     return _predict_all(args, recorded, machine, measurement.threads), measurement
 
 
-def _trace_of(args: Namespace, spec: str, measurement: Measurement) -> Trace:
-    """The step of a target that the measurement of --measured is of."""
+def _read_profile(args: Namespace, spec: str, file: str) -> tuple[list[Prediction], Measurement]:
+    """The predictions of a target, and its measurement of a Chrome trace of torch.profiler."""
+    from dlperf.profiler.chrome_trace import ChromeTrace
+
+    profile = ChromeTrace.load(file)
+    recorded = _trace_of(args, spec, profile.inference)
+    machine = load_or_make_machine(args, use_threads(None))
+    threads = threads_for(args, machine)
+    measurement = profile.measurement(recorded, threads)
+    return _predict_all(args, recorded, machine, threads), measurement
+
+
+def _trace_of(args: Namespace, spec: str, inference: bool, batch_size: int | None = None) -> Trace:
+    """The step of a target that --measured is of."""
     ((target, asked),) = split_batch(spec)[:1]
-    size = asked or args.batch_size
     refuse(
         (
-            size not in (None, measurement.batch_size),
+            batch_size is not None and (asked or args.batch_size) not in (None, batch_size),
             (
-                f"{args.measured}: was measured at batch size {measurement.batch_size}, not {size};"
-                " leave the batch size out, or measure again"
+                f"{args.measured}: was measured at batch size {batch_size}, not"
+                f" {asked or args.batch_size}; leave the batch size out, or measure again"
             ),
         ),
         (
-            args.inference and not measurement.inference,
+            args.inference and not inference,
             f"{args.measured}: is of a training step; leave --inference out, or measure again",
         ),
     )
-    same_kind = Namespace(**{**vars(args), "inference": measurement.inference})
-    recorded = read_or_record(same_kind, target, measurement.batch_size)
-    if recorded.inference != measurement.inference:
+    same_kind = Namespace(**{**vars(args), "inference": inference})
+    recorded = read_or_record(same_kind, target, batch_size or asked)
+    if recorded.inference != inference:
+        kinds = ("a training step", "a forward pass")
         raise DlperfError(
-            f"{spec}: is a forward pass and {args.measured} a training step; record the step with"
-            " dlperf trace"
+            f"{spec}: is {kinds[recorded.inference]} and {args.measured} {kinds[inference]}; record"
+            " the step with dlperf trace"
         )
     return recorded
 
@@ -176,7 +190,7 @@ COMMAND = Command(
             metavar="FILE",
             help=(
                 "compare with this measurement of TARGET, which may be a trace file, instead of"
-                " measuring now"
+                " measuring now; or with a Chrome trace that torch.profiler exported of its step"
             ),
         ),
         option(

@@ -52,6 +52,16 @@ class LayerTimes:
         ]
 
 
+@dataclass(frozen=True)
+class OpTimes:
+    """Times of all calls of one operator (``aten.addmm``) in a phase of a step, in seconds."""
+
+    op: str
+    phase: str
+    n_calls: int
+    times: Samples
+
+
 @dataclass(frozen=True, repr=False)
 class Measurement(Displayed, by="dlperf.report.summaries"):
     """A step of a target, measured.
@@ -65,7 +75,7 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
     `peak_memory_bytes` is the most that three steps add to a fresh process
     (:func:`dlperf.profiler.peak_memory.measure_peak_memory`), None where it was not asked for.
     `trace` is the recorded step, so that a prediction needs no code; None where it was not
-    recorded.
+    recorded. `ops` are the times of operators, of a profile of torch.profiler alone.
     """
 
     target: str
@@ -81,6 +91,7 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
     machine: str = ""
     peak_memory_bytes: int | None = None
     trace: Trace | None = None
+    ops: tuple[OpTimes, ...] = ()
 
     def __post_init__(self) -> None:
         if "total" not in self.step:
@@ -149,6 +160,10 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
                 for t in self.layers
             ],
             "trace": None if self.trace is None else self.trace.to_json(),
+            "ops": [
+                {"op": o.op, "phase": o.phase, "n_calls": o.n_calls, "times": _to_json(o.times)}
+                for o in self.ops
+            ],
         }
 
     @classmethod
@@ -188,6 +203,9 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
             machine=record.machine,
             peak_memory_bytes=record.peak_memory_bytes,
             trace=trace,
+            ops=tuple(
+                OpTimes(o.op, o.phase, o.n_calls, samples_from_record(o.times)) for o in record.ops
+            ),
         )
 
 

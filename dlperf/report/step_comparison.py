@@ -29,6 +29,7 @@ from dlperf.report.layer_comparison import (
     rows_of,
 )
 from dlperf.report.layer_table import TreeLine, layer_tree
+from dlperf.report.op_comparison import OpComparison, op_rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,6 +82,14 @@ class StepComparison:
         """The rows of each predictor, aligned with `predictors`."""
         return tuple(
             rows_of(prediction, self.measurement, label)
+            for prediction, label in zip(self.predictions, self.predictors)
+        )
+
+    @cached_property
+    def ops(self) -> tuple[tuple[OpComparison, ...], ...]:
+        """The operators of each predictor, aligned with `predictors`; empty without times."""
+        return tuple(
+            op_rows_of(prediction, self.measurement, label)
             for prediction, label in zip(self.predictions, self.predictors)
         )
 
@@ -315,6 +324,18 @@ def report_to_json(report: StepComparison) -> dict[str, Any]:
         ],
         "accuracy": [asdict(entry) for entry in report.accuracy],
         "layers": report.frame.astype(object).to_dict("records"),
+        "ops": [
+            {
+                **{name: getattr(row, name) for name in ("op", "phase", "predictor")},
+                "n_predicted": row.n_predicted,
+                "n_measured": row.n_measured,
+                "predicted_s": row.times.predicted_s,
+                "actual_s": row.times.actual_s,
+                "error_frac": row.times.error_frac,
+            }
+            for rows in report.ops
+            for row in rows
+        ],
         "hierarchy": {
             "levels": [asdict(roof) for roof in first.roofs.bandwidths],
             "ceilings": [asdict(ceiling) for ceiling in first.roofs.ceilings],

@@ -33,8 +33,11 @@ from dlperf.report.layer_table import (
     layer_tree,
     marked_table,
 )
+from dlperf.report.op_comparison import OPS_NOTE, op_columns
 from dlperf.report.step_comparison import StepComparison, coverage_remarks
 
+MAX_OPS = 15
+"""Operators in a brief page."""
 MAX_LINES = 60
 """Lines of a layer table in text; longer ones are folded."""
 ACCURACY_NOTE = (
@@ -113,6 +116,13 @@ def report_page(
     if len(trees) > 1:
         errors = marked_table(error_columns(trees, phases), trees[report.predictors[0]])
         page += [Heading("Layers, error of each predictor"), errors]
+    for label, rows in list(zip(report.predictors, report.ops))[: 1 if is_brief else None]:
+        if rows:
+            page += [
+                Heading(f"Operators, {printable(label)}"),
+                Table(op_columns(rows[:MAX_OPS] if is_brief else rows)),
+                Paragraph((OPS_NOTE,), is_small=True),
+            ]
     page += [
         Heading("Accuracy"),
         Table(accuracy_columns(report.accuracy)),

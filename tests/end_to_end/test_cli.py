@@ -523,6 +523,44 @@ def test_a_measurement_is_compared_with_a_trace_file(
         assert (done.status, words in done.line) == (2, True), done.err
 
 
+def test_a_profile_of_torch_profiler_is_a_measurement(
+    dlperf: Callable, net: str, machine_file: Path, tmp_path: Path
+) -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from dlperf.recorder.targets import resolve
+
+    built, path = resolve(net, 4).build(), tmp_path / "trace.json"
+    optimizer = torch.optim.SGD(built.model.parameters(), 0.01)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        for _ in range(3):
+            optimizer.zero_grad()
+            built.loss(built.forward()).backward()
+            optimizer.step()
+    profiler.export_chrome_trace(str(path))
+    common = ("--measured", path, "--machine", machine_file, *ROOFLINE)
+    done = dlperf("report", f"{net}@4", *common, "--json", "-")
+    assert done.status == 0, done.err
+    data = json.loads(done.out)
+    assert (data["batch_size"], data["threads"], data["unpredicted"]) == (4, 1, [])
+    counts = {row["op"]: (row["n_predicted"], row["n_measured"]) for row in data["ops"]}
+    assert counts["aten.addmm"] == (2, 2)
+    phases = ("zero_grad", "forward", "backward", "optimizer")
+    total_s = sum(data["measured"]["step"][f"{phase}_s"] for phase in phases)
+    assert sum(row["actual_s"] or 0.0 for row in data["ops"]) == pytest.approx(total_s)
+    for arguments, words in (
+        ((net, *common), "in {net} at batch size 32 "),
+        ((f"{net}@4", "--inference", *common), "is of a training step"),
+        ((f"{net}@4", "--measured", machine_file), "is no dlperf.measurement file"),
+    ):
+        done = dlperf("report", *arguments)
+        assert (done.status, words.format(net=net) in done.line) == (2, True), done.err
+    path.write_bytes(path.read_bytes()[:-100])
+    done = dlperf("report", f"{net}@4", *common)
+    assert (done.status, "is neither a measurement nor a whole profile" in done.line) == (2, True)
+
+
 def test_what_a_model_prints_while_it_is_measured_is_no_data(
     dlperf: Callable, targets_file: Path
 ) -> None:

@@ -40,6 +40,15 @@ class LayerTimesRecord(Struct, gc=False):
     optimizer: SamplesRecord | None  #: Its share of the optimizer.
 
 
+class OpTimesRecord(Struct, gc=False):
+    """Samples of an operator's calls in a phase, summed."""
+
+    op: Name  #: Operator, such as `aten.addmm`.
+    phase: Name  #: Phase.
+    n_calls: Positive  #: Calls a step.
+    times: SamplesRecord  #: All calls of a step.
+
+
 class MeasurementRecord(Struct, gc=False):
     """A measured step, with its trace where it was recorded."""
 
@@ -56,3 +65,4 @@ class MeasurementRecord(Struct, gc=False):
     layers: list[LayerTimesRecord]  #: Layers, the instruments' cost subtracted.
     peak_memory_bytes: Whole | None = None  #: Peak resident memory of three steps.
     trace: TraceRecord | None = None  #: The recorded step.
+    ops: list[OpTimesRecord] = []  #: Operators, of a profile of torch.profiler.
