@@ -125,7 +125,7 @@ HELP = """
 import sys
 from dlperf.cli.main import main
 status = main(sys.argv[1:])
-heavy = {"torch", "pandas", "numpy", "matplotlib", "msgspec", "dlperf.microbench"} & set(sys.modules)
+heavy = {"torch", "pandas", "numpy", "matplotlib", "msgspec", "IPython", "dlperf.microbench"} & set(sys.modules)
 print(f"status {status}, heavy {sorted(heavy)}")
 """
 

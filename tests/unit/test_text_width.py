@@ -19,7 +19,7 @@ import test_validation as validation
 
 from dlperf.advice.explanation_page import explanation_page
 from dlperf.advice.grid import Axes, Objective
-from dlperf.advice.tuning import page as tuning_to_text
+from dlperf.advice.tuning import page as tuning_page
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link
 from dlperf.core.text import fit
@@ -69,7 +69,7 @@ def forecasts() -> Iterator[Callable[[int], str]]:
     )
     yield lambda width: scaling_to_text(replay, width)
     grid = tuning.found(Axes((1, 2), tuple(range(1, 65))), Objective(samples=1000))
-    yield lambda width: tuning_to_text(replace(grid, target=NAME, notes=(NOTE,)), width)
+    yield lambda width: to_text(tuning_page(replace(grid, target=NAME, notes=(NOTE,))), width)
     explanation = test_advice.explained(
         test_advice.optimizers(1e-3, 1e-6), test_advice.make_target(test_advice.mlp)
     )
