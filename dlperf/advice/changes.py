@@ -161,8 +161,7 @@ class _Adviser:
         if variant.needs_code:
             trace = self._record(variant.edits, variant.batch_size)
         threads, malloc = variant.threads or base.threads, variant.malloc or "default"
-        found = predict(trace, base.machine, threads, malloc=malloc)
-        return found.cross_machine() if base.is_cross_machine else found
+        return predict(trace, base.machine, threads, malloc=malloc)
 
     def _judge(self, variant: Variant) -> Suggestion:
         self.log(f"considering {variant.name}")

@@ -30,18 +30,16 @@ class Forecaster:
     is made once.
 
     `sample` samples the user's own loader at a batch size; without it batches come from tensors in
-    memory. `is_cross_machine`: the machine file describes another machine. `notes` gathers what a
-    user should know of the answers.
+    memory. `notes` gathers what a user should know of the answers.
     """
 
     def __init__(
         self,
         machine: Machine,
         record: Callable[[int], Trace],
-        is_cross_machine: bool = False,
         sample: Callable[[int], SampledLoader] | None = None,
     ) -> None:
-        self.machine, self.is_cross_machine = machine, is_cross_machine
+        self.machine = machine
         self.notes: list[str] = []
         self._trace_of = functools.cache(record)
         self._sample = None if sample is None else functools.cache(sample)
@@ -102,8 +100,7 @@ class Forecaster:
         """The predicted step of one of `workers` processes."""
         if workers > 1:
             return predict_co_run(self._prediction_of(threads, batch_size, 1), workers)
-        found = predict(self._trace_of(batch_size), self.machine, threads)
-        return found.cross_machine() if self.is_cross_machine else found
+        return predict(self._trace_of(batch_size), self.machine, threads)
 
     def rate_of(self, configuration: Configuration) -> Rate:
         """What one worker of a configuration takes, its loading included where the machine file

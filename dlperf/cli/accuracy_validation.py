@@ -16,7 +16,6 @@ from dlperf.cli.inputs import (
     Answer,
     check_predictors,
     default_cache,
-    is_cross_machine,
     load_machine,
     read_or_record,
     refuse_trace,
@@ -218,7 +217,6 @@ def _run(
         log,
         ask_baselines=ask if args.peers else None,
         with_ablation=args.ablation,
-        is_cross_machine=is_cross_machine(machine),
         provenance=provenance,
     )
 
@@ -230,6 +228,7 @@ def _time_ops(
     processes, which an interruption makes lower.
     """
     from dlperf.cli.op_timing import time_ops_apart
+    from dlperf.core.machine_doubts import is_cross_machine
     from dlperf.microbench.progress import progress_of
     from dlperf.predictors.kernel_cost_model import cost_model_of
     from dlperf.studies.accuracy.single_ops import kernel_s, make_random_ops, score_ops

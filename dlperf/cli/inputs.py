@@ -266,34 +266,6 @@ def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
     return Machine.load(path or args.machine or None)
 
 
-def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]:
-    """Doubts, a line each: mismatches of the machine file with this machine or this trace, an
-    unfinished or a busy calibration, a failed self-test.
-    """
-    from dlperf.core import host
-    from dlperf.report import machine_check
-
-    unfinished = f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it"
-    nearest = machine.nearest_threads(threads)
-    busy = f"{machine.path}: {machine_check.busy_line(machine, nearest)}"
-    doubts = [
-        *machine_check.find_mismatches(machine, host.this_cpu(), host.versions()),
-        *machine_check.find_missing_dtypes(machine, trace),
-        unfinished if machine_check.is_unfinished(machine) else "",
-        machine_check.find_self_test_problem(machine, threads),
-        busy if machine_check.was_busy(machine, nearest) else "",
-    ]
-    return [doubt for doubt in doubts if doubt]
-
-
-def is_cross_machine(machine: Machine) -> bool:
-    """Whether the machine file describes another machine or torch than this."""
-    from dlperf.core import host
-    from dlperf.report.machine_check import find_mismatches
-
-    return bool(find_mismatches(machine, host.this_cpu(), host.versions()))
-
-
 def predict_here(
     recorded: Trace,
     machine: Machine,
@@ -302,12 +274,11 @@ def predict_here(
     malloc: str = "default",
     point: Measurement | None = None,
 ) -> Prediction:
-    """A prediction, extrapolated for a machine file of another machine or torch."""
+    """A prediction; what makes a kernel model impossible is named with its machine file."""
     from dlperf.forecast.prediction import predict as predict_trace
 
     with naming_unfit_kernels(machine):
-        prediction = predict_trace(recorded, machine, threads, predictor, malloc, point)
-    return prediction.cross_machine() if is_cross_machine(machine) else prediction
+        return predict_trace(recorded, machine, threads, predictor, malloc, point)
 
 
 def predict_and_warn(
@@ -319,13 +290,8 @@ def predict_and_warn(
     point: Measurement | None = None,
     warn: Callable[[str], None] = warn,
 ) -> Prediction:
-    """A prediction with the doubts of its machine file, which go to stderr, too."""
-    from dataclasses import replace
-
+    """A prediction; its warnings go to stderr, too."""
     prediction = predict_here(recorded, machine, threads, predictor, malloc, point)
-    prediction = replace(
-        prediction, warnings=(*doubts_of_machine(machine, recorded, threads), *prediction.warnings)
-    )
     for line in prediction.warnings:
         warn(line)
     if prediction.unpriced:

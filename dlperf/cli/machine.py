@@ -36,11 +36,12 @@ def show(args: Namespace) -> Answer:
 def check(args: Namespace) -> Answer:
     """Whether a machine file can be trusted on this machine."""
     from dlperf.core import host
+    from dlperf.core.machine_doubts import find_mismatches
     from dlperf.report import machine_check
 
     cpu, versions = host.this_cpu(), host.versions()
     machine = load_machine(args, args.files)
-    if machine.kernels and not machine_check.find_mismatches(machine, cpu, versions):
+    if machine.kernels and not find_mismatches(machine, cpu, versions):
         machine = _repeat_self_test(machine)
     problems = machine_check.find_problems(machine, cpu, versions)
     remarks = machine_check.find_remarks(machine)

@@ -78,7 +78,7 @@ def tune(args: Namespace) -> Answer:
     from dlperf.advice import tuning
     from dlperf.advice.rates import Forecaster
     from dlperf.core import host
-    from dlperf.report.machine_check import find_mismatches, find_self_test_problem
+    from dlperf.core.machine_doubts import find_mismatches, find_self_test_problem
 
     if args.trial:
         refuse_trace(args.target, "measure")
@@ -99,7 +99,7 @@ def tune(args: Namespace) -> Answer:
         log(f"sampling the loader at batch size {batch_size}")
         return sample_apart(args.loader, batch_size, 0, 1, machine)
 
-    forecaster = Forecaster(machine, record, bool(mismatches), sample if args.loader else None)
+    forecaster = Forecaster(machine, record, sample if args.loader else None)
     if args.loader and not forecaster.knows_loading:
         raise DlperfError(
             f"{machine.path or 'machine'}: holds no costs of loading data, which --loader needs;"

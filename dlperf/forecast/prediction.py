@@ -15,6 +15,7 @@ from dlperf.core.files import write_json
 from dlperf.core.host import usual_threads
 from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Machine
+from dlperf.core.machine_doubts import doubts_of, is_cross_machine
 from dlperf.core.prediction import PHASES, PredictedStep
 from dlperf.core.trace import LOSS, Trace
 from dlperf.core.units import format_seconds
@@ -330,7 +331,9 @@ def predict(
     `threads` defaults to torch's own number where the machine file contains it, else to the nearest
     that it contains. `malloc` is the allocator policy of the process, one of
     :data:`dlperf.predictors.allocator.simulation.POLICIES`. `point` is a measurement of the network
-    for the predictors that need one (``viebke-a``, ``viebke-b``).
+    for the predictors that need one (``viebke-a``, ``viebke-b``). For a machine file of another
+    machine or torch than this, all times are extrapolated and the interval is twice as wide; the
+    prediction's warnings say so, and what else makes the file doubtful.
 
     Raises DlperfError for an argument of another type, an unknown predictor or policy, threads
     below 1, a machine file without what the predictor needs, or a point of another network.
@@ -345,7 +348,7 @@ def predict(
     if threads is None:
         threads = usual_threads(machine)
     check_count("threads", threads)
-    warnings = []
+    warnings = doubts_of(machine, trace, threads)
     if threads > machine.cpu.n_cores:
         warnings.append(
             f"{threads} threads asked for, the machine has {machine.cpu.n_cores} cores:"
@@ -357,6 +360,7 @@ def predict(
             f" {threads}: extrapolated; dlperf calibrate --threads {threads} measures it"
         )
     prices = registry.get(predictor, point).price(trace, machine, threads, policy_of(malloc).name)
-    return Prediction(
+    prediction = Prediction(
         trace, machine, threads, predictor, prices, (*warnings, *prices.warnings), malloc
     )
+    return prediction.cross_machine() if is_cross_machine(machine) else prediction

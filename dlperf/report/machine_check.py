@@ -12,19 +12,19 @@ from statistics import fmean
 from typing import Any
 
 from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Cpu, Machine
-from dlperf.core.trace import Trace
+from dlperf.core.machine_doubts import (
+    busy_line,
+    find_mismatches,
+    find_self_test_problem,
+    is_unfinished,
+)
 from dlperf.core.units import format_percent
-from dlperf.core.verification import has_failed
 from dlperf.ops.roofs import LEVELS, roofs_of
 from dlperf.report.document import Column, format_table
 
 WORST_LEAVE_ONE_OUT_FRAC = 0.3
 """Mean leave-one-out error of a family's kernels above which its models are remarked on: other ops
 are as far off.
-"""
-BUSY_SHARE = 0.5
-"""Share of the groups of a thread count that were measured on a busy machine, above which all its
-times are too long. Leave-one-out errors do not show it.
 """
 
 
@@ -50,22 +50,6 @@ def coverage_line(machine: Machine, threads: int) -> str:
     return line + (f"; there was no time for {', '.join(missing)}" if missing else "")
 
 
-def find_self_test_problem(machine: Machine, threads: int) -> str:
-    """Why the file's self-test advises against it with a number of threads, with the remedy; empty
-    where it passed.
-    """
-    tests = machine.self_tests_of(threads)
-    name = machine.path or "the machine file"
-    if not tests:
-        return f"{name} contains no self-test; dlperf machine check runs it"
-    worst = max(tests, key=lambda test: test.factor).describe()
-    problem = (
-        f"{name} failed its self-test ({worst}); predictions may be as far off. dlperf calibrate"
-        " measures it anew"
-    )
-    return problem if has_failed(tests) else ""
-
-
 def self_test_lines(machine: Machine) -> list[str]:
     """The self-test of each thread count in lines, its result last."""
     found = []
@@ -80,80 +64,6 @@ def self_test_lines(machine: Machine) -> list[str]:
         passed = f"self-test with {threads} thread{'s' * (threads != 1)}: passed{wider}"
         found.append(f"self-test: {problem}" if problem else passed)
     return found
-
-
-def find_mismatches(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
-    """Differences of the measured machine from this one: processor, cores, torch. One line each."""
-    found = []
-    name = machine.path or "machine file"
-    if (machine.cpu.model, machine.cpu.family) != (cpu.model, cpu.family):
-        found.append(
-            f"{name} was measured on another CPU ({machine.cpu.model}; this is {cpu.model}):"
-            " extrapolated"
-        )
-    elif machine.cpu.n_cores != cpu.n_cores:
-        found.append(
-            f"{name} was measured with {machine.cpu.n_cores} cores, this process may use"
-            f" {cpu.n_cores}: extrapolated"
-        )
-    theirs, ours = machine.versions.get("torch"), versions.get("torch")
-    if theirs and ours and theirs.partition("+")[0] != ours.partition("+")[0]:
-        found.append(
-            f"{name} was measured with torch {theirs}, this is torch {ours}: extrapolated; dlperf"
-            " calibrate measures anew"
-        )
-    return found
-
-
-def find_missing_dtypes(machine: Machine, trace: Trace) -> list[str]:
-    """Floating-point types of the trace without a kernel in the machine file, one line each."""
-    held = {spec.dtype for kernel in machine.kernels for spec in kernel.op.inputs}
-    asked = dict.fromkeys(
-        spec.dtype
-        for op in trace.ops
-        for spec in op.inputs
-        if spec.dtype.startswith(("float", "bfloat", "complex"))
-    )
-    return [
-        f"{machine.path or 'machine file'} contains no kernels in {dtype}: extrapolated"
-        for dtype in asked
-        if dtype not in held
-    ]
-
-
-def _n_busy_and_all(machine: Machine, threads: int) -> tuple[int, int]:
-    """How many groups of kernels were measured on a busy machine, and how many in all."""
-    n_busy = len(machine.busy_groups(threads))
-    parts = [name.split("/", 2) for name in machine.groups]
-    return n_busy, max(n_busy, len({p[2] for p in parts if p[1:2] == [str(threads)]}))
-
-
-def busy_line(machine: Machine, threads: int) -> str:
-    """How many groups were measured on a busy machine, and the remedy; empty where none was."""
-    n_busy, n_groups = _n_busy_and_all(machine, threads)
-    return (
-        f"the machine was busy while {n_busy} of {n_groups} groups were measured with"
-        f" {threads} thread(s); calibrating again when it is quiet measures them anew"
-        if n_busy
-        else ""
-    )
-
-
-def was_busy(machine: Machine, threads: int) -> bool:
-    """Whether more than BUSY_SHARE of the groups were measured on a busy machine, so that all times
-    with `threads` are too long.
-    """
-    n_busy, n_groups = _n_busy_and_all(machine, threads)
-    return n_busy > BUSY_SHARE * n_groups
-
-
-def is_unfinished(machine: Machine) -> bool:
-    """Whether a calibration was interrupted, or lacks more than half of its points. A few missing
-    points cost little exactness.
-    """
-    n_planned = sum(one.n_planned for one in machine.coverage)
-    n_left_out = n_planned - sum(one.n_measured for one in machine.coverage)
-    return not machine.complete and not 0 < n_left_out <= 0.5 * n_planned
 
 
 def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:

@@ -20,17 +20,13 @@ from dlperf.core.costs import (
     CostKey,
 )
 from dlperf.core.machine import Machine
+from dlperf.core.machine_doubts import busy_line, find_self_test_problem
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.forecast.worker_processes import hardware_threads
 from dlperf.ops import counts
 from dlperf.ops.roofs import LEVELS, roofs_of
 from dlperf.report.document import Column, format_table
-from dlperf.report.machine_check import (
-    busy_line,
-    coverage_line,
-    find_self_test_problem,
-    self_test_lines,
-)
+from dlperf.report.machine_check import coverage_line, self_test_lines
 
 _GEMMS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.matmul", "aten.linear", "aten.baddbmm")
 Rates = tuple[tuple[str | CostKey, int, float], ...]

@@ -154,7 +154,8 @@ class StepComparison:
         """One-sided layers, unpriced ops, what predictors do not support, warnings, notes."""
         found = [f"warning: {text}" for text in self.warnings]
         for rows, prediction, label in zip(self.rows, self.predictions, self.predictors):
-            found += [f"warning: {label}: {text}" for text in prediction.warnings]
+            first = () if prediction is self.predictions[0] else self.predictions[0].warnings
+            found += [f"warning: {label}: {w}" for w in prediction.warnings if w not in first]
             if names := names_of(rows, MEASURED):
                 found.append(
                     f"{label}: {len(names)} measured layers have no predicted row and count as a"

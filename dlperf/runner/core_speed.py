@@ -54,7 +54,7 @@ def usual_speed(machine: Machine, threads: int) -> UsualSpeed:
 
 def own_usual_speed(machine: Machine | None, threads: int) -> UsualSpeed:
     """The core speed in the machine file; unknown where it is of another machine or torch."""
-    from dlperf.report.machine_check import find_mismatches
+    from dlperf.core.machine_doubts import find_mismatches
 
     if machine is None or find_mismatches(machine, host.this_cpu(), host.versions()):
         return UsualSpeed()

@@ -29,7 +29,6 @@ from dlperf.profiler.snapshot import Snapshot
 from dlperf.profiler.step_profiler import NO_BACKWARD, layer_sum_frac, sum_note
 from dlperf.recorder.targets import first_batch_size
 from dlperf.recorder.tensors import parameters_in
-from dlperf.report.machine_check import find_mismatches, find_self_test_problem
 from dlperf.runner.core_speed import own_usual_speed
 from dlperf.runner.disturbance import Disturbance, disturbance_of
 from dlperf.runner.step_rate import typical_s
@@ -281,14 +280,7 @@ class Findings:
         from dlperf.forecast.prediction import predict
 
         try:
-            prediction = predict(self.trace, self.machine, threads=self.watched.threads)
-            if self.machine.self_tests and (
-                problem := find_self_test_problem(self.machine, self.watched.threads)
-            ):
-                self.notes.append(problem)
-            mismatches = find_mismatches(self.machine, host.this_cpu(), host.versions())
-            self.notes += mismatches
-            return prediction.cross_machine() if mismatches else prediction
+            return predict(self.trace, self.machine, threads=self.watched.threads)
         except DlperfError as error:
             self.notes.append(f"no prediction: {error}")
             return None

@@ -8,12 +8,11 @@ from calibrated_cases import cost, step_keys
 from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.machine import Bandwidth, Cpu, Kernel, KernelModelFit, Machine
+from dlperf.core.machine_doubts import find_mismatches, find_missing_dtypes
 from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 from dlperf.report.machine_check import (
     compare_machines,
-    find_mismatches,
-    find_missing_dtypes,
     find_problems,
     find_remarks,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -362,3 +363,15 @@ def test_a_machine_given_by_its_path_is_told_how_to_read_it():
         DlperfError, match=r"the machine is 'x' \(of type str\); expected a Machine: Machine.load"
     ):
         predict(Trace("t", 1, (), ()), "x")
+
+
+def test_a_machine_file_of_another_machine_is_warned_of_and_extrapolated() -> None:
+    """The same for Python and the command line; a machine without a file is taken as it is."""
+    found = predict(cnn_trace(), replace(machine(), path="m.json"), threads=1)
+    plain = predict(cnn_trace(), machine(), threads=1)
+    assert found.warnings[0].startswith("m.json was measured on another CPU (Made-up CPU; this is ")
+    assert "m.json contains no self-test" in "\n".join(found.warnings)
+    assert set(found.layers["source"]) <= {"extrapolated", "unpriced"}
+    assert found.is_cross_machine
+    assert found.step == plain.cross_machine().step != plain.step
+    assert plain.warnings == ()

@@ -14,6 +14,7 @@ import torch
 from calibrated_cases import machine, mm, relu, trace
 
 from dlperf import predict
+from dlperf.core import machine_doubts
 from dlperf.core.clock import Clock
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Trace
@@ -131,7 +132,7 @@ def test_a_file_fails_by_one_step_far_off_or_by_most(ratios: Sequence[float], fa
 
 def test_a_failed_self_test_is_told_in_one_line_with_the_way_out() -> None:
     good = replace(machine(), path="m.json", self_tests=(result_of(1.03),))
-    assert machine_check.find_self_test_problem(good, 1) == ""
+    assert machine_doubts.find_self_test_problem(good, 1) == ""
     assert machine_check.self_test_lines(good) == [
         "self-test: MLP, 1 thread: predicted 1.00 ms, measured 971 us: +3.0 %",
         "self-test with 1 thread: passed",
@@ -141,10 +142,10 @@ def test_a_failed_self_test_is_told_in_one_line_with_the_way_out() -> None:
         "m.json failed its self-test (MLP, 1 thread: predicted 1.00 ms, measured 125 us: +700.0 %);"
         " predictions may be as far off. dlperf calibrate measures it anew"
     )
-    assert machine_check.find_self_test_problem(bad, 1) == line
-    assert machine_check.find_self_test_problem(bad, 4) == line  # the nearest thread count speaks
+    assert machine_doubts.find_self_test_problem(bad, 1) == line
+    assert machine_doubts.find_self_test_problem(bad, 4) == line  # the nearest thread count speaks
     assert (
-        machine_check.find_self_test_problem(machine(), 1)
+        machine_doubts.find_self_test_problem(machine(), 1)
         == "the machine file contains no self-test; dlperf machine check runs it"
     )
 

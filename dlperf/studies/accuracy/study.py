@@ -196,7 +196,6 @@ def run_study(
     *,
     ask_baselines: Ask | None = None,
     with_ablation: bool = False,
-    is_cross_machine: bool = False,
     provenance: Provenance,
 ) -> Study:
     """Record every case, then measure all of them once, then all of them again, and so on; then
@@ -205,8 +204,7 @@ def run_study(
     All targets are recorded before anything slow begins, so that one that does not work is known at
     once (its error is raised). A case that cannot be measured is a failure of its own and the
     others go on. Runs of one case lie as far apart in time as the study allows: the repeatability
-    holds the machine's drift too. `n_runs` gives the number of runs for a thread count;
-    `is_cross_machine` marks a machine file of another machine than this.
+    holds the machine's drift too. `n_runs` gives the number of runs for a thread count.
     """
     traces: dict[Case, Trace] = {}
     for case in cases:
@@ -238,7 +236,6 @@ def run_study(
                 case.threads,
                 variant.predictor,
             )
-            prediction = prediction.cross_machine() if is_cross_machine else prediction
             found, rows = score(case, reference, prediction, variant.name)
             if variant.only_measured and not (found.sources and found.sources.all_measured):
                 continue

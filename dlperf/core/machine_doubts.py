@@ -1,0 +1,131 @@
+"""Doubts about a machine file, one line each: of another machine or torch than this, unfinished,
+measured on a busy machine, or with a self-test that failed.
+"""
+
+from __future__ import annotations
+
+from dlperf.core import host
+from dlperf.core.machine import Cpu, Machine
+from dlperf.core.trace import Trace
+from dlperf.core.verification import has_failed
+
+BUSY_SHARE = 0.5
+"""Share of the groups of a thread count that were measured on a busy machine, above which all its
+times are too long. Leave-one-out errors do not show it.
+"""
+
+
+def find_self_test_problem(machine: Machine, threads: int) -> str:
+    """Why the file's self-test advises against it with a number of threads, with the remedy; empty
+    where it passed.
+    """
+    tests = machine.self_tests_of(threads)
+    name = machine.path or "the machine file"
+    if not tests:
+        return f"{name} contains no self-test; dlperf machine check runs it"
+    worst = max(tests, key=lambda test: test.factor).describe()
+    problem = (
+        f"{name} failed its self-test ({worst}); predictions may be as far off. dlperf calibrate"
+        " measures it anew"
+    )
+    return problem if has_failed(tests) else ""
+
+
+def find_mismatches(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
+    """Differences of the measured machine from this one: processor, cores, torch. One line each."""
+    found = []
+    name = machine.path or "machine file"
+    if (machine.cpu.model, machine.cpu.family) != (cpu.model, cpu.family):
+        found.append(
+            f"{name} was measured on another CPU ({machine.cpu.model}; this is {cpu.model}):"
+            " extrapolated"
+        )
+    elif machine.cpu.n_cores != cpu.n_cores:
+        found.append(
+            f"{name} was measured with {machine.cpu.n_cores} cores, this process may use"
+            f" {cpu.n_cores}: extrapolated"
+        )
+    theirs, ours = machine.versions.get("torch"), versions.get("torch")
+    if theirs and ours and theirs.partition("+")[0] != ours.partition("+")[0]:
+        found.append(
+            f"{name} was measured with torch {theirs}, this is torch {ours}: extrapolated; dlperf"
+            " calibrate measures anew"
+        )
+    return found
+
+
+def find_missing_dtypes(machine: Machine, trace: Trace) -> list[str]:
+    """Floating-point types of the trace without a kernel in the machine file, one line each."""
+    held = {spec.dtype for kernel in machine.kernels for spec in kernel.op.inputs}
+    asked = dict.fromkeys(
+        spec.dtype
+        for op in trace.ops
+        for spec in op.inputs
+        if spec.dtype.startswith(("float", "bfloat", "complex"))
+    )
+    return [
+        f"{machine.path or 'machine file'} contains no kernels in {dtype}: extrapolated"
+        for dtype in asked
+        if dtype not in held
+    ]
+
+
+def _n_busy_and_all(machine: Machine, threads: int) -> tuple[int, int]:
+    """How many groups of kernels were measured on a busy machine, and how many in all."""
+    n_busy = len(machine.busy_groups(threads))
+    parts = [name.split("/", 2) for name in machine.groups]
+    return n_busy, max(n_busy, len({p[2] for p in parts if p[1:2] == [str(threads)]}))
+
+
+def busy_line(machine: Machine, threads: int) -> str:
+    """How many groups were measured on a busy machine, and the remedy; empty where none was."""
+    n_busy, n_groups = _n_busy_and_all(machine, threads)
+    return (
+        f"the machine was busy while {n_busy} of {n_groups} groups were measured with"
+        f" {threads} thread(s); calibrating again when it is quiet measures them anew"
+        if n_busy
+        else ""
+    )
+
+
+def was_busy(machine: Machine, threads: int) -> bool:
+    """Whether more than BUSY_SHARE of the groups were measured on a busy machine, so that all times
+    with `threads` are too long.
+    """
+    n_busy, n_groups = _n_busy_and_all(machine, threads)
+    return n_busy > BUSY_SHARE * n_groups
+
+
+def is_unfinished(machine: Machine) -> bool:
+    """Whether a calibration was interrupted, or lacks more than half of its points. A few missing
+    points cost little exactness.
+    """
+    n_planned = sum(one.n_planned for one in machine.coverage)
+    n_left_out = n_planned - sum(one.n_measured for one in machine.coverage)
+    return not machine.complete and not 0 < n_left_out <= 0.5 * n_planned
+
+
+def is_cross_machine(machine: Machine) -> bool:
+    """Whether the machine file describes another machine or torch than this. A machine without a
+    file is one that somebody made up, and is taken as it is.
+    """
+    return bool(machine.path and find_mismatches(machine, host.this_cpu(), host.versions()))
+
+
+def doubts_of(machine: Machine, trace: Trace, threads: int) -> list[str]:
+    """Doubts about a prediction by a machine file: mismatches with this machine or this trace, an
+    unfinished or a busy calibration, a failed self-test. None about a machine without a file.
+    """
+    if not machine.path:
+        return []
+    nearest = machine.nearest_threads(threads)
+    doubts = [
+        *find_mismatches(machine, host.this_cpu(), host.versions()),
+        *find_missing_dtypes(machine, trace),
+        f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it"
+        if is_unfinished(machine)
+        else "",
+        find_self_test_problem(machine, threads),
+        f"{machine.path}: {busy_line(machine, nearest)}" if was_busy(machine, nearest) else "",
+    ]
+    return [doubt for doubt in doubts if doubt]
