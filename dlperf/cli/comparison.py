@@ -15,8 +15,9 @@ from dlperf.cli.inputs import (
     split_batch,
     threads_for,
 )
-from dlperf.cli.options import MODEL, TARGET_HELP, Command, common, option
+from dlperf.cli.options import MODEL, TARGET_HELP, Command, common, given, option
 from dlperf.core.argument_types import percent
+from dlperf.core.errors import DlperfError
 from dlperf.core.files import schema_of
 from dlperf.core.streams import warn
 from dlperf.core.units import format_percent
@@ -24,12 +25,20 @@ from dlperf.core.units import format_percent
 if TYPE_CHECKING:
     from dlperf.report.step_times import StepTimes
 
+PREDICTOR = "calibrated"
+
 
 def compare(args: Namespace) -> Answer:
     """The differences of A and B; exit status 1 where a step grew by more than allowed."""
     from dlperf.report.document import to_markdown, to_text
     from dlperf.report.step_difference import SCHEMA, SCHEMA_VERSION, compare_steps
 
+    useless = given(args, ("batch_size", "threads", "predictor", "inference", "input"))
+    if useless and not any(map(_is_predicted, (args.a, args.b))):
+        raise DlperfError(
+            f"{useless} changes nothing: {args.a} and {args.b} contain their times; leave it out,"
+            " or name targets or trace files, which are predicted"
+        )
     warn_once = cache(warn)
     found = compare_steps(*(_steps_of(args, side, warn_once) for side in (args.a, args.b)))
     grown = [one for one in found if one.growth_frac > (args.fail_above or float("inf"))]
@@ -49,19 +58,25 @@ def compare(args: Namespace) -> Answer:
     return Answer(text, data, status=1 if grown else 0)
 
 
+def _is_predicted(spec: str) -> bool:
+    """Whether a side is predicted here: a target or a trace file."""
+    return schema_of(spec) in (None, "dlperf.trace")
+
+
 def _steps_of(args: Namespace, spec: str, warn: Callable[[str], None]) -> list[StepTimes]:
     """The steps of a file; a trace or a target is predicted."""
     from dlperf.report.step_times import step_of_prediction, steps_of_file
 
-    schema = schema_of(spec)
-    if schema not in (None, "dlperf.trace"):
+    if not _is_predicted(spec):
         return steps_of_file(spec)
     machine = load_machine(args)
     threads = threads_for(args, machine)
     steps = []
     for target, size in split_batch(spec):
         trace = read_or_record(args, target, size)
-        prediction = predict_and_warn(trace, machine, threads, args.predictor, warn=warn)
+        prediction = predict_and_warn(
+            trace, machine, threads, args.predictor or PREDICTOR, warn=warn
+        )
         steps.append(step_of_prediction(prediction, spec))
     return steps
 
@@ -73,7 +88,7 @@ COMMAND = Command(
         option(
             "a",
             metavar="A",
-            help=f"prediction, measurement, report or trace file; or {TARGET_HELP}",
+            help=f"prediction, measurement, report, run or trace file; or {TARGET_HELP}",
         ),
         option("b", metavar="B", help="the same of what came after"),
         option(
@@ -82,7 +97,7 @@ COMMAND = Command(
             metavar="5%",
             help="exit status 1 where a step grows by more",
         ),
-        option("--predictor", default="calibrated", metavar="NAME", help="predictor (calibrated)"),
+        option("--predictor", metavar="NAME", help=f"predictor ({PREDICTOR})"),
         option("--format", choices=("text", "md"), default="text", help="text (default) or md"),
         *common(),
         *MODEL,

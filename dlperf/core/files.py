@@ -118,6 +118,7 @@ KINDS = {
     "dlperf.measurement": "a measurement",
     "dlperf.comparison": "a comparison of steps",
     "dlperf.report": "a report",
+    "dlperf.run": "a report on a run",
     "dlperf.explanation": "an explanation",
     "dlperf.machine-check": "the check of a machine file",
     "dlperf.reproduction": "a reproduction of tables",

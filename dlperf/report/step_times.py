@@ -164,7 +164,7 @@ def step_of_measurement(measurement: Measurement, name: str) -> StepTimes:
 
 
 def steps_of_file(path: str) -> list[StepTimes]:
-    """The sides that a file of a prediction, a measurement or reports holds.
+    """The sides that a file of a prediction, a measurement, reports or a watched run holds.
 
     Raises DlperfError for a file of another kind, and naming an unfit entry.
     """
@@ -177,14 +177,19 @@ def steps_of_file(path: str) -> list[StepTimes]:
     try:
         if schema == PREDICTION:
             return [_step_of_data(data, path)]
+        if schema == RUN and data.get("report") is None:
+            return [step_of_measurement(Measurement.from_json(data.get("measurement", {})), path)]
+        data = data["report"] if schema == RUN else data
         reports = data.get("reports", []) if schema == export.SET_SCHEMA else [data]
         return [_step_of_report(report, path) for report in reports]
     except DlperfError as error:
         raise DlperfError(f"{path}: {error}. Make it again.") from error
 
 
+RUN = "dlperf.run"
 _VERSIONS = {
     PREDICTION: 1,
+    RUN: 2,
     export.SCHEMA: export.SCHEMA_VERSION,
     export.SET_SCHEMA: export.SCHEMA_VERSION,
 }

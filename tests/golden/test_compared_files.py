@@ -26,11 +26,11 @@ def test_files_and_targets_of_every_kind(folder: Path, capsys: pytest.CaptureFix
     assert main(f"predict lenet-16.json {ON} --json {folder}/prediction.json".split()) == 0
     assert main(report.split()) == 0
     capsys.readouterr()
-    for a, b in (
-        (f"{folder}/prediction.json", "lenet-16.json"),
-        (f"{folder}/report.json", "measurement.json"),
+    for a, b, on in (
+        (f"{folder}/prediction.json", "lenet-16.json", ON),
+        (f"{folder}/report.json", "measurement.json", ""),
     ):
-        assert main(f"compare {a} {b} {ON} --fail-above 0% --json -".split()) == 0
+        assert main(f"compare {a} {b} {on} --fail-above 0% --json -".split()) == 0
         (found,) = json.loads(capsys.readouterr().out)["steps"]
         assert found["growth_frac"] == pytest.approx(0.0)
         assert found["exceeds_intervals"] is False
