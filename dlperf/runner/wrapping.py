@@ -214,6 +214,7 @@ class _ScriptRun:
             write_json(timeline, run_report.to_timeline(findings), indent=None)
         if report is not None:
             write_text(report, run_report.to_document(findings, report.suffix))
+            self.log(f"wrote {report}")
         elif json != "-":
             streams.write_out(f"\n{visible(run_report.to_text(findings))}")
 

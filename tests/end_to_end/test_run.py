@@ -532,6 +532,7 @@ def test_epochs_said_by_the_user_and_a_loader_without_length(tmp_path: Path, mac
     assert (got.returncode, got.stdout) == (0, "done\n"), got.stderr
     assert "steps/s" in got.stderr
     assert "the loader has no length" in got.stderr
+    assert got.stderr.endswith(f"dlperf: wrote {tmp_path / 'report.html'}\n")
     got = run("--epochs", "2", "train.py")  # a report of ours is replaced
     assert got.returncode == 0, got.stderr
     assert "epoch 1 of 2: step 19 of 30" in got.stderr
