@@ -59,6 +59,8 @@ SCHEMA, SCHEMA_VERSION = "dlperf.trace", 1
 PHASES: tuple[str, ...] = get_args(Phase)
 LOSS = "(loss)"
 """The row under which the work of the loss stands."""
+BY_HAND = "updates by hand"
+"""The optimizer's type where the program changes the parameters itself."""
 
 
 @dataclass(frozen=True, slots=True)

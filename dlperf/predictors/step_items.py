@@ -17,7 +17,7 @@ import numpy as np
 from dlperf.core.costs import OPTIMIZER_CALL, OPTIMIZER_TENSOR
 from dlperf.core.machine import EXACT
 from dlperf.core.prediction import Item
-from dlperf.core.trace import ITEM_BYTES, LOSS, Argument, Op, TensorSpec, Trace
+from dlperf.core.trace import BY_HAND, ITEM_BYTES, LOSS, Argument, Op, TensorSpec, Trace
 from dlperf.ops.roofs import LEVELS
 from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis
@@ -93,6 +93,7 @@ def optimizer_costs(trace: Trace, cost_model: KernelCostModel) -> OptimizerCosts
     call_s = machine.cost_value(
         OPTIMIZER_CALL, threads, 0.0, of=info.type, variant=info.implementation
     ) or float(np.median(calls or [0.0]))
+    call_s *= info.type != BY_HAND  # a loop of the program's own, and no call
     alike = [
         (cost.key.of, cost.key.at, cost.value)
         for cost in machine.costs_of(OPTIMIZER_TENSOR, threads=threads)
@@ -356,7 +357,8 @@ class StepItems:
             return
         n_tensors = trace.optimizer.n_tensors
         zero_s += self.cost_s("zero_grad_call") + n_tensors * self.cost_s("zero_grad_tensor")
-        yield self._call(LOSS, "zero_grad", zero_s, "zero_grad")
+        if trace.optimizer.zero_grad:
+            yield self._call(LOSS, "zero_grad", zero_s, "zero_grad")
         optimizer_s += self.optimizer.call_s + n_tensors * self.optimizer.tensor_s
         owned = {layer.name: len(layer.parameters) for layer in trace.layers if layer.parameters}
         for name, count in owned.items():

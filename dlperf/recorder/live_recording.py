@@ -51,7 +51,7 @@ class LiveRecording:
         self._hooks = contextlib.ExitStack()
         self._recorded: tuple[tuple[Op, ...], tuple[Storage, ...]] | None = None
         self._error: Exception | None = None
-        self._is_over = False
+        self._is_over = self._zeroes = False
 
     def start(self, inside: nn.Module | None = None) -> None:
         """Begin the step; `inside`: the module whose call has begun.
@@ -71,6 +71,7 @@ class LiveRecording:
         recorder.pause()
         if phase == OUTSIDE or self._is_over:
             return
+        self._zeroes |= phase == "zero_grad"
         recorder.phase = phase
         recorder.is_owned_only = phase == "optimizer" and not self._optimizers
         if phase in ("zero_grad", "optimizer") and self._existing is not None:
@@ -123,7 +124,9 @@ class LiveRecording:
                 else one
                 for number, one in enumerate(storages)
             ),
-            optimizer=optimizer_info(self._optimizers, ops) if self._optimizers else None,
+            optimizer=optimizer_info(
+                self._optimizers, ops, len({index for index, _ in arrivals}), self._zeroes
+            ),
             recorded_on="real tensors",
             notes=tuple(self._existing.notes),
             versions=host.versions(),

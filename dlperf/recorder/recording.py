@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dlperf.core import host
 from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type, describe, one_line
-from dlperf.core.trace import LOSS, Op, OptimizerInfo, Trace
+from dlperf.core.trace import BY_HAND, LOSS, Op, OptimizerInfo, Trace
 from dlperf.recorder.attribution import ModuleStack, optimizers_in
 from dlperf.recorder.isolation import DeferredInterrupts, ExternalState, preserved_environment
 from dlperf.recorder.op_recorder import OpRecorder
@@ -271,8 +271,12 @@ def _all_tensors(built: Built) -> Iterator[torch.Tensor]:
         yield from tensors_of((part.param_groups, list(part.state.values())))
 
 
-def optimizer_info(optimizers: Sequence[Any], ops: tuple[Op, ...]) -> OptimizerInfo:
-    """The optimizers as one: its type is that of the one with the most parameters."""
+def optimizer_info(
+    optimizers: Sequence[Any], ops: tuple[Op, ...], n_trained: int = 0, zero_grad: bool = True
+) -> OptimizerInfo:
+    """The optimizers as one: its type is that of the one with the most parameters. Without any, the
+    program updates `n_trained` parameters by hand.
+    """
     names = [op.name for op in ops if op.phase == "optimizer"]
     implementation = next(
         (
@@ -282,6 +286,8 @@ def optimizer_info(optimizers: Sequence[Any], ops: tuple[Op, ...]) -> OptimizerI
         ),
         "for-loop",
     )
+    if not optimizers:
+        return OptimizerInfo(BY_HAND, implementation, n_trained, zero_grad)
     trained = [
         {
             id(parameter)
@@ -293,4 +299,4 @@ def optimizer_info(optimizers: Sequence[Any], ops: tuple[Op, ...]) -> OptimizerI
     ]
     kinds = [type(optimizer).__name__ for optimizer in optimizers]
     kind = max(zip(map(len, trained), kinds))[1]
-    return OptimizerInfo(kind, implementation, len(set().union(*trained)))
+    return OptimizerInfo(kind, implementation, len(set().union(*trained)), zero_grad)

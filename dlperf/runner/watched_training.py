@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from dlperf.core.trace import BY_HAND
 from dlperf.models.buckets import ReducerOptions
 from dlperf.profiler.layer_times import StepTimes
 from dlperf.profiler.probe import LayerProbe
@@ -157,7 +158,7 @@ class WatchedTraining:
     def optimizer_type(self) -> str:
         """The optimizers' types, each once."""
         kinds = dict.fromkeys(type(one).__name__ for one in self.optimizers)
-        return " and ".join(kinds) or "updates by hand"
+        return " and ".join(kinds) or BY_HAND
 
     @property
     def speed_samples_s(self) -> list[float]:

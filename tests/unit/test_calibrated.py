@@ -30,7 +30,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Kernel, Machine
-from dlperf.core.trace import LOSS, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec
+from dlperf.core.trace import BY_HAND, LOSS, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec
 from dlperf.microbench.conv import backward_of, convolution
 from dlperf.predictors.allocator.simulation import AllocatorSimulation
 from dlperf.predictors.analysis import analyse
@@ -784,6 +784,14 @@ def test_a_class_that_was_not_measured_is_interpolated_by_its_ops() -> None:
     # seconds an op: 5e-6 and 6e-6, median 5.5e-6; the one measured call 6e-5 stands for its own
     assert found.step.optimizer_s == pytest.approx(6e-5 + 3 * 2 * 5.5e-6, rel=1e-3)
     assert found.layers.set_index("layer").loc["a", "source"] == "interpolated"
+
+
+def test_updates_by_hand_are_a_loop_without_a_call() -> None:
+    by_hand = priced(training(OptimizerInfo(BY_HAND, "for-loop", 3)), machine(COSTS))
+    assert by_hand.step.optimizer_s == pytest.approx(3 * 2 * 5.5e-6, rel=1e-3)
+    assert by_hand.step.zero_grad_s == pytest.approx(1e-4 + 3e-3)
+    without = priced(training(OptimizerInfo(BY_HAND, "for-loop", 3, False)), machine(COSTS))
+    assert (without.step.zero_grad_s, without.step.optimizer_s) == (0.0, by_hand.step.optimizer_s)
 
 
 def test_a_loop_that_was_not_measured_is_extrapolated() -> None:

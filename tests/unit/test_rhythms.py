@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dlperf.core.errors import DlperfError
+from dlperf.core.trace import BY_HAND
 from dlperf.runner.findings import Findings
 from dlperf.runner.training_search import TrainingSearch, find_period
 from dlperf.runner.watcher import DONE, Watcher
@@ -186,6 +187,18 @@ def by_hand() -> Iterator[torch.Tensor]:
         yield loss
 
 
+def by_hand_after_zero_grad() -> Iterator[torch.Tensor]:
+    """As in the word language model example."""
+    model = Critic()
+    for x in batches():
+        model.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.01)
+        yield loss
+
+
 def replay_buffer() -> Iterator[torch.Tensor]:
     """As DQN does: acting without gradients, a target network, no loader."""
     model, target = Critic(), Critic()
@@ -239,6 +252,7 @@ RHYTHMS = {
     lbfgs: Rhythm(1, 3, 3, None, ("Sequential",)),
     two_in_turns: Rhythm(2, 2, 2, EPOCH // 2, ("Generator",)),
     by_hand: Rhythm(0, 1, 1, EPOCH),
+    by_hand_after_zero_grad: Rhythm(0, 1, 1, EPOCH),
     replay_buffer: Rhythm(1, 1, 1, None),
 }
 
@@ -286,6 +300,9 @@ def test_one_period_is_watched_recorded_and_counted(
     assert any(op.phase == "optimizer" for op in trace.ops)
     n_backwards = sum(op.name == "aten.ones_like.default" for op in trace.ops)
     assert n_backwards == rhythm.n_passes
+    assert trace.optimizer is not None
+    assert (trace.optimizer.type == BY_HAND) == (not rhythm.n_optimizer_steps)
+    assert trace.optimizer.zero_grad == any(step.zero_grad_s for step in training.plain)
     for step in training.plain:
         assert step.optimizer_s > 0
         assert step.own_s <= (step.interval_s or step.own_s)

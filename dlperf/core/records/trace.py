@@ -96,13 +96,15 @@ class StorageRecord(Struct, gc=False, array_like=True, forbid_unknown_fields=Tru
 
 @dataclass(frozen=True, slots=True)
 class OptimizerInfo:
-    """Which optimizer stepped: its class, how it loops (``for-loop``, ``foreach``, ``fused``), and
-    over how many parameters with a gradient.
+    """Which optimizer stepped: its class (``updates by hand`` without one), how it loops
+    (``for-loop``, ``foreach``, ``fused``), over how many parameters with a gradient, and whether
+    zero_grad was called.
     """
 
     type: Name  #: Class.
     implementation: Name  #: `for-loop`, `foreach` or `fused`.
     n_tensors: Whole  #: Parameters with a gradient.
+    zero_grad: bool = True  #: Whether zero_grad is called.
 
 
 class TraceRecord(Struct, gc=False):
