@@ -308,8 +308,8 @@ def _check_call(
 ) -> None:
     if not callable(found):
         raise DlperfError(
-            f"target {spec}: is a {type(found).__name__}, which cannot be called; name a function"
-            f" {wanted}"
+            f"target {spec}: is of type {type(found).__name__}, which cannot be called; name a"
+            f" function {wanted}"
         )
     try:
         signature = inspect.signature(found)

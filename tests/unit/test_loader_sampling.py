@@ -137,7 +137,7 @@ number = 3
             DlperfError,
             r"is called as CALLABLE\(batch_size, num_workers\), but takes \(batch_size\)",
         ),
-        ("number", DlperfError, "is a int, which cannot be called"),
+        ("number", DlperfError, "is of type int, which cannot be called"),
         ("nothing", DlperfError, "has no 'nothing'"),
     ],
 )

@@ -158,7 +158,7 @@ BAD = {
     "sub/nets.py": "names no builder; say which, as in sub/nets.py:build",
     "lenett": "did you mean lenet\\?",
     "sub/nets.py:biuld": "has no 'biuld'; did you mean build",
-    "sub/nets.py:number": "is a int, which cannot be called",
+    "sub/nets.py:number": "is of type int, which cannot be called",
     "sub/nets.py:Net": "say what goes in with --input",
     "nothere.at_all:build": "does not import: ModuleNotFoundError: No module named 'nothere'",
     "not a module:build": "neither a file nor a module's name",
