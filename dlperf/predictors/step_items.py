@@ -8,7 +8,7 @@ these times by the contention of the calibration.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -360,7 +360,10 @@ class StepItems:
         if trace.optimizer.zero_grad:
             yield self._call(LOSS, "zero_grad", zero_s, "zero_grad")
         optimizer_s += self.optimizer.call_s + n_tensors * self.optimizer.tensor_s
-        owned = {layer.name: len(layer.parameters) for layer in trace.layers if layer.parameters}
-        for name, count in owned.items():
-            seconds, source = optimizer_s * count / sum(owned.values()), self.optimizer.source
+        # a shared parameter counts once, in the layer that owns it
+        owned = Counter(trace.parameters[index].layer for index in dict(trace.arrivals))
+        owned = owned or Counter(one.name for one in trace.layers for _ in one.parameters)
+        for name in (layer.name for layer in trace.layers if layer.name in owned):
+            seconds = optimizer_s * owned[name] / sum(owned.values())
+            source = self.optimizer.source
             yield self._call(name, "optimizer", seconds, "optimizer loop", source)

@@ -30,7 +30,17 @@ from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Kernel, Machine
-from dlperf.core.trace import BY_HAND, LOSS, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec
+from dlperf.core.trace import (
+    BY_HAND,
+    LOSS,
+    Layer,
+    Op,
+    OptimizerInfo,
+    Parameter,
+    Storage,
+    Symbol,
+    TensorSpec,
+)
 from dlperf.microbench.conv import backward_of, convolution
 from dlperf.predictors.allocator.simulation import AllocatorSimulation
 from dlperf.predictors.analysis import analyse
@@ -784,6 +794,15 @@ def test_a_class_that_was_not_measured_is_interpolated_by_its_ops() -> None:
     # seconds an op: 5e-6 and 6e-6, median 5.5e-6; the one measured call 6e-5 stands for its own
     assert found.step.optimizer_s == pytest.approx(6e-5 + 3 * 2 * 5.5e-6, rel=1e-3)
     assert found.layers.set_index("layer").loc["a", "source"] == "interpolated"
+
+
+def test_a_shared_parameter_is_its_first_owners() -> None:
+    step = training(OptimizerInfo("SGD", "for-loop", 2))
+    shared, bias = Parameter("a.weight", "a", T(4)), Parameter("a.bias", "a", T(4))
+    tied = replace(step, parameters=(shared, bias), arrivals=((1, 0), (0, 0)), ops=step.ops[:4])
+    rows = priced(tied, machine(COSTS)).layers.set_index("layer")
+    assert rows.loc["a", "optimizer_s"] == pytest.approx(8e-5, rel=1e-3)
+    assert rows.loc["b", "optimizer_s"] == 0
 
 
 def test_updates_by_hand_are_a_loop_without_a_call() -> None:
