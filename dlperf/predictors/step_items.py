@@ -320,7 +320,6 @@ class StepItems:
         names = ("module_call", "module_body", "parameter_lookup", "accumulate_grad")
         call_s, body_s, lookup_s, accumulate_s = map(self.cost_s, names)
         worked = {op.layer for op in trace.ops if op.phase == "backward"}
-        root = trace.layers[0].name if trace.layers else ""
         # Smallest reuse distance of a forward operator's code, by layer: the last one entered.
         distances = [
             (op.layer, self._since(index))
@@ -335,7 +334,7 @@ class StepItems:
         for layer in trace.layers:
             name, n_calls, n_parameters = layer.name, layer.n_calls, len(layer.parameters)
             for caller, count in layer.callers:
-                yield self._call(caller or root, "forward", count * call_s, "module call")
+                yield self._call(caller or name, "forward", count * call_s, "module call")
             if layer.is_leaf and n_calls:
                 penalty_s = self.caches.cold_start_s("module", last[name])
                 yield self._call(name, "forward", n_calls * body_s + penalty_s, "module body")

@@ -87,7 +87,7 @@ def attribute(events: Sequence[Event], overhead: HookOverhead = HookOverhead()) 
     numbers, makers = [-1], [OUTSIDE]
     frames: list[tuple[bool, int, int]] = []  # is a backward, owner, module index
     in_backward = nodes_seen = began = 0
-    caller = 0  # the root's own call has no caller among the modules: it belongs to the root
+    caller = 0  # of the modules that the step calls
     running, since = False, 0.0
 
     def current() -> int:
@@ -95,6 +95,8 @@ def attribute(events: Sequence[Event], overhead: HookOverhead = HookOverhead()) 
 
     for kind, at, key, number in events:
         phase = phases[bool(in_backward)]
+        if kind == ENTER and caller == 0 and key != FOREIGN:
+            caller = key  # the first call has no caller among the modules: it is its module's own
         if running:
             phase.seconds[current()] += at - since
         since = at

@@ -272,7 +272,8 @@ def _over_layers(
     if len(known) == n_missing:  # no layer that the predictor supports was measured
         return found
     positive = [entry for entry in known if entry[1] > 0]
-    large = [entry for entry in positive if entry[1] >= SHARE_FRAC * phase_s]
+    least_s = SHARE_FRAC * max(phase_s, seen_frac * phase_s)  # layers are of other, noisier steps
+    large = [entry for entry in positive if entry[1] >= least_s]
     spreads = [spread for _, _, spread in large if spread is not None]
     actual_sum = math.fsum(actual_s for _, actual_s, _ in known)
     errors_sum = math.fsum(abs(p - a) for p, a, _ in known)
@@ -288,12 +289,15 @@ def _over_layers(
 
 
 def root_of(trace: Trace) -> str:
-    """The name of the root's row: the first module that the step itself called.
+    """The name of the root's row: the first module that the step itself called, or the container of
+    several such modules.
 
     >>> root_of(Trace("t", 1, (), ()))
     'model'
     """
     for layer in trace.layers:
+        if not layer.callers and not layer.is_leaf and layer is trace.layers[0]:
+            return layer.name  # several models, or the parts of one that is never called
         if layer.name != LOSS and any(caller == "" for caller, _ in layer.callers):
             return layer.name
     return "model"

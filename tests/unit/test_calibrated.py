@@ -743,6 +743,14 @@ def test_modules_cost_their_callers_and_parameters_their_owners() -> None:
     ].to_numpy().sum() == pytest.approx(found.step.total_s)
 
 
+def test_a_container_that_is_never_called_has_no_row() -> None:
+    whole = Layer("Models", "Models", False)
+    one, two = (Layer(name, "X", False, (("", n),)) for name, n in (("a", 2), ("b", 1)))
+    found = priced(Trace("t", 1, (whole, one, two), ()), machine({"module_call": 1e-3}))
+    rows = found.layers.set_index("layer")["forward_s"]
+    assert rows.drop(LOSS).to_dict() == {"a": pytest.approx(2e-3), "b": pytest.approx(1e-3)}
+
+
 # -- the optimizer ---------------------------------------------------------------------------------
 
 

@@ -16,7 +16,15 @@ import dlperf.profiler.step_profiler as step_profiler
 from dlperf.core.clock import Clock, CoreSpeed
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.measurement import Measurement
-from dlperf.profiler.layer_times import HookOverhead, attribute
+from dlperf.profiler.layer_times import (
+    ENTER,
+    EXIT,
+    OUTSIDE,
+    PAUSE,
+    START,
+    HookOverhead,
+    attribute,
+)
 from dlperf.profiler.probe import LayerProbe
 from dlperf.profiler.step_profiler import measure, measure_target
 from dlperf.recorder.targets import resolve
@@ -534,6 +542,12 @@ def test_shared_modules_stand_under_their_first_name() -> None:
     shared = nn.Linear(3, 3)
     got = measure(nn.Sequential(shared, nn.Tanh(), shared), (torch.randn(2, 3),), seconds=0.1)
     assert set(rows(got)) == {"Sequential", "0", "1", "(loss)"}
+
+
+def test_the_call_of_one_of_several_models_is_its_own() -> None:
+    """Module 0 is the container, which is never called."""
+    events = [(START, 0.0, 0, 0), (ENTER, 1.0, 2, 0), (EXIT, 3.0, 2, 0), (PAUSE, 4.0, 0, 0)]
+    assert dict(attribute(events).forward.seconds) == {2: 3.0, OUTSIDE: 1.0}
 
 
 def test_a_root_that_is_a_leaf_is_named_by_its_type() -> None:
