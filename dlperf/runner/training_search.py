@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
+from dlperf.core.trace import LOSS
 from dlperf.models.buckets import ReducerOptions
 from dlperf.recorder.tensors import parameters_in
 
@@ -28,12 +30,14 @@ class FoundTraining:
     those that step in one period, in their order, each as often as it steps; empty for parameters
     that are updated by hand. `is_regular`: False where they step in no recognizable order: then a
     period ends with a step of the only one named. `roots`: the models, inside of wrappers.
+    `beside`: types of the models that are called and not trained.
     """
 
     called: tuple[nn.Module, ...]
     roots: tuple[nn.Module, ...]
     optimizers: tuple[Any, ...]
     is_regular: bool = True
+    beside: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
@@ -42,6 +46,11 @@ class FoundTraining:
         if len(self.roots) > 1:
             names = ", ".join(type(root).__name__ for root in self.roots)
             notes.append(f"{len(self.roots)} models are trained together: {names}")
+        if self.beside:
+            notes.append(
+                f"called without being trained: {', '.join(self.beside)}; between a forward and its"
+                f" backward their time stands under {LOSS}, elsewhere it is no part of the step"
+            )
         if len(self.optimizers) > 1:
             notes.append(
                 f"a step is one period of the loop: {len(self.optimizers)} optimizer steps"
@@ -73,6 +82,7 @@ class TrainingSearch:
         self._wanted = None if wanted is None else inner(wanted)
         self._inside: nn.Module | None = None
         self._called: dict[int, tuple[nn.Module, int]] = {}
+        self._outermost: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
         self._optimizers: dict[int, Any] = {}
         self._ids: list[int] = []
         self._with_batch: list[bool] = []
@@ -88,6 +98,7 @@ class TrainingSearch:
         """A module is called. Returns whether this may begin the first step."""
         if self._inside is None:
             self._inside = module
+            self._outermost[id(module)] = module
             if module.training and torch.is_grad_enabled():
                 self._called[id(module)] = (module, len(self._ids) + self.n_backwards)
                 return not self._ids and not self.n_backwards
@@ -164,7 +175,13 @@ class TrainingSearch:
             wanted if wanted is not None and contains(module, wanted) else inner(module)
             for module in called
         )
-        return FoundTraining(called, roots, optimizers, is_regular) if called else None
+        trained = {id(parameter) for module in called for parameter in module.parameters()}
+        beside = dict.fromkeys(
+            type(module).__name__
+            for module in self._outermost.values()
+            if (own := {id(parameter) for parameter in module.parameters()}) and not own & trained
+        )
+        return FoundTraining(called, roots, optimizers, is_regular, (*beside,)) if called else None
 
     def _trained(self, optimizers: Any) -> tuple[nn.Module, ...]:
         return self._chosen(

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.trace import BY_HAND
+from dlperf.report.layer_comparison import root_of
 from dlperf.runner.findings import Findings
 from dlperf.runner.training_search import TrainingSearch, find_period
 from dlperf.runner.watcher import DONE, Watcher
@@ -297,6 +298,8 @@ def test_one_period_is_watched_recorded_and_counted(
     assert not [note for note in findings.notes if "no prediction" in note]
     timed = {row.layer for row in findings.measurement.layers}
     assert timed >= {layer.name for layer in trace.layers if layer.callers}
+    assert "Models" not in timed
+    assert root_of(trace) == (rhythm.models[0] if len(rhythm.models) == 1 else "Models")
     assert any(op.phase == "optimizer" for op in trace.ops)
     n_backwards = sum(op.name == "aten.ones_like.default" for op in trace.ops)
     assert n_backwards == rhythm.n_passes
@@ -360,6 +363,28 @@ def test_a_period_begins_with_the_loaders_batch() -> None:
 )
 def test_periods(ids: list[int], period: int | None) -> None:
     assert find_period(ids) == period
+
+
+def distillation() -> Iterator[torch.Tensor]:
+    """A frozen teacher, in training mode, between the student's forward and its backward."""
+    student, teacher, criterion = Critic(), Generator(), nn.MSELoss()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
+    for x in batches():
+        output = student(x)
+        with torch.no_grad():
+            aim = teacher(x[:, :3]).mean(1)
+        loss = criterion(output, aim)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def test_a_model_beside_the_trained_one_is_remarked_on() -> None:
+    for loop, expected in ((distillation, ["Generator"]), (gan, []), (plain, [])):
+        _, watcher = watched(loop)
+        notes = [note for note in Findings(watcher).notes if "without being trained" in note]
+        assert [note.partition(": ")[2].partition(";")[0] for note in notes] == expected
 
 
 def test_backwards_that_update_nothing_are_no_training() -> None:
