@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from dlperf.runner.parallel_step import ParallelStep
     from dlperf.runner.ranks import MergedRanks
 
+_SHARES_S = 0.2
+"""About how long the shares of all optimizers' steps are timed after the training."""
 _APART_FRAC = 0.5
 """Layers and step come from different steps, few of each: smaller differences are noise."""
 
@@ -213,7 +215,8 @@ class Findings:
             for parameter in parameters_in(optimizer):
                 if id(parameter) in only:
                     parameter.grad = torch.zeros_like(parameter)
-            return shares_by_timing(optimizer, owners, seconds=0.2)
+            seconds = _SHARES_S / len(self.watched.distinct_optimizers)
+            return shares_by_timing(optimizer, owners, seconds=seconds)
         except Exception:
             return shares_by_bytes(optimizer, owners, only)
         finally:
