@@ -543,7 +543,7 @@ def test_a_profile_of_torch_profiler_is_a_measurement(
     done = dlperf("report", f"{net}@4", *common, "--json", "-")
     assert done.status == 0, done.err
     data = json.loads(done.out)
-    assert (data["batch_size"], data["threads"], data["unpredicted"]) == (4, 1, [])
+    assert (data["batch_size"], data["threads"], data["unmeasured"]) == (4, 1, [])
     counts = {row["op"]: (row["n_predicted"], row["n_measured"]) for row in data["ops"]}
     assert counts["aten.addmm"] == (2, 2)
     phases = ("zero_grad", "forward", "backward", "optimizer")
