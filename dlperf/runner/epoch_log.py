@@ -60,7 +60,7 @@ class EpochLog:
     Its overhead is a call per epoch, a clock reading and an addition per step. A pass without an
     optimizer step (validation) makes no epoch and does not end the one that it interrupts.
     Until :meth:`follow` every optimizer's steps count. `on_pass` is called with each pass that
-    begins, and the frame that began it; it may not raise.
+    begins, its loader, and the frame that began it; it may not raise.
     """
 
     def __init__(self, clock: Clock = Clock()) -> None:
@@ -72,7 +72,7 @@ class EpochLog:
         self._undo: list[Callable[[], None]] = []
         self._due = math.inf
         self._then: Callable[[float], None] | None = None
-        self.on_pass: Callable[[EpochTimes, FrameType], None] | None = None
+        self.on_pass: Callable[[EpochTimes, Any, FrameType], None] | None = None
         self._last: Any = None
         self._every, self._turn, self._n_seen = 1, 0, 0
         self.began: float | None = None  # the first step's first call of a model, where seen
@@ -102,7 +102,7 @@ class EpochLog:
         if threading.get_ident() == self._thread:
             epoch = self.begin(loader, iterator, at)
             if self.on_pass is not None:
-                self.on_pass(epoch, sys._getframe(1))
+                self.on_pass(epoch, loader, sys._getframe(1))
         return iterator
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -147,7 +147,7 @@ class EpochLog:
 
     def begin(self, loader: Any, iterator: Any, at: float) -> EpochTimes:
         """A loader's pass begins."""
-        n_batches = _length(loader)
+        n_batches = length_of(loader)
         current = self._current
         if current is not None and current.n_steps:
             self._suspend(current, iterator)
@@ -238,7 +238,7 @@ def _weakly(iterator: Any) -> Callable[[], Any]:
         return lambda: _UNKNOWN
 
 
-def _length(loader: Any) -> int | None:
+def length_of(loader: Any) -> int | None:
     """Batches in a pass; None for a loader without a length."""
     name = "_IterableDataset_len_called"  # torch warns about wrong lengths where it is set
     before = getattr(loader, name, None)

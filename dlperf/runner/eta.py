@@ -28,7 +28,9 @@ class Progress:
     `pauses_s`: from an epoch's last step to the next one's start (validation, checkpoints).
     `starts_s`: from an epoch's start to the end of its first step, without warm-up. `running_s`:
     since the running epoch's start. `steps`: an epoch's length, None if unknown; `n_epochs`: the
-    run's. `epochs_before`: those of an earlier run that this one resumes.
+    run's. `epochs_before`: those of an earlier run that this one resumes. `evaluation_s`: a pass of
+    evaluation, predicted, with `evaluations_per_epoch` after an epoch, or one every
+    `evaluation_steps` steps; 0 where there is none, and once it was seen.
     """
 
     now_s: float
@@ -41,6 +43,13 @@ class Progress:
     pauses_s: tuple[float, ...] = ()
     starts_s: tuple[float, ...] = ()
     epochs_before: int = 0
+    evaluation_s: float = 0.0
+    evaluations_per_epoch: float = 0.0
+    evaluation_steps: float = math.inf
+
+    def evaluations_s(self, n_steps: float) -> float:
+        """Predicted evaluation between the next `n_steps`."""
+        return self.evaluation_s * ((self.after_steps + n_steps) // self.evaluation_steps)
 
     @property
     def number(self) -> int:
@@ -67,7 +76,8 @@ class Eta:
     Each has a 90 % interval, and is None where the length of an epoch, or their number, is unknown.
     `number`: the running epoch's. `n_running`: its steps so far. `pause_s`: the mean pause after an
     epoch (None: none was seen, and none is in the forecast). `left_s`: to the end of the run, or
-    else of the epoch. `by_loader`: the loader's workers limit the rate.
+    else of the epoch. `by_loader`: the loader's workers limit the rate. `pauses_s`: all pauses that
+    the run's forecast contains; `evaluation_s`: the evaluation in it that was predicted.
     """
 
     after_steps: int
@@ -85,12 +95,14 @@ class Eta:
     left_s: float | None
     pause_s: float | None
     by_loader: bool = False
+    pauses_s: float = 0.0
+    evaluation_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as JSON data."""
         names = (
             "after_steps number n_epochs step_s epoch_s low_s high_s run_s run_low_s run_high_s"
-            " left_s pause_s"
+            " left_s pause_s evaluation_s"
         )
         return {name: getattr(self, name) for name in names.split()}
 
@@ -105,15 +117,22 @@ def estimate_eta(progress: Progress, rate: Rate) -> Eta:
     epoch = run = _UNKNOWN
     left_s: float | None = None
     pause_s = statistics.fmean(progress.pauses_s) if progress.pauses_s else None
+    pauses_s = evaluation_s = 0.0
     if steps is not None:
-        left_s = max(0.0, steps - progress.n_running) * step_s
-        epoch = _around(progress.running_s, left_s, rate)
+        n_left = max(0.0, steps - progress.n_running)
+        left_s, evaluation_s = n_left * step_s, progress.evaluations_s(n_left)
+        epoch = _around(progress.running_s + evaluation_s, left_s, rate)
         if progress.n_epochs is not None:
             start_s = statistics.fmean(progress.starts_s) if progress.starts_s else step_s
-            pauses_s = (progress.n_further + 1) * (pause_s or 0.0)
+            each_s = progress.evaluations_per_epoch * progress.evaluation_s
+            pauses_s = (progress.n_further + 1) * (each_s if pause_s is None else pause_s)
             steps_s = left_s + progress.n_further * (start_s + max(0.0, steps - 1) * step_s)
-            left_s = steps_s + pauses_s
-            run = _around(progress.now_s + pauses_s, steps_s, rate)
+            within_s = progress.evaluations_s(progress.steps_left or 0.0)
+            evaluation_s = within_s + (pauses_s if pause_s is None else 0.0)
+            left_s = steps_s + pauses_s + within_s
+            run = _around(progress.now_s + pauses_s + within_s, steps_s, rate)
+        else:
+            left_s += evaluation_s
     return Eta(
         progress.after_steps,
         progress.number,
@@ -126,6 +145,8 @@ def estimate_eta(progress: Progress, rate: Rate) -> Eta:
         left_s,
         pause_s,
         rate.waits,
+        pauses_s,
+        evaluation_s,
     )
 
 
@@ -160,7 +181,9 @@ def describe(eta: Eta, is_epoch: bool = True) -> str:
             parts += [f"run {run}", left]
     if eta.by_loader:
         parts.append("waiting for the loader")
-    if is_epoch and eta.run_s is not None and eta.pause_s is None:
+    if eta.evaluation_s:
+        parts.append(f"{format_seconds(eta.evaluation_s)} of it predicted for evaluation")
+    elif is_epoch and eta.run_s is not None and eta.pause_s is None:
         parts.append("without validation and other pauses, which show after the first epoch")
     return ", ".join(parts)
 

@@ -35,6 +35,13 @@ class Names:
             self._locals = frame.f_locals
         self._snapshot = optimized and _SNAPSHOTS
 
+    @classmethod
+    def of(cls, local: Mapping[str, Any], outer: Mapping[str, Any]) -> Names:
+        """The names of a function that is not running, with these arguments."""
+        names = cls.__new__(cls)
+        names._locals, names._globals, names._snapshot = local, outer, False
+        return names
+
     def forget(self) -> None:
         """Drop the frame's objects.
 

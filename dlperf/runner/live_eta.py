@@ -31,6 +31,7 @@ from dlperf.runner.eta import (
     estimate_eta,
     format_interval,
 )
+from dlperf.runner.evaluation import UNKNOWN_EVALUATION, Evaluation, evaluation_of
 from dlperf.runner.loops import (
     RunningLoop,
     enclosing_loops,
@@ -106,7 +107,9 @@ class LiveEta:
         self._log, self._clock, self._line = log, clock, line
         self._n_epochs, self._epochs_before, self._n_steps = n_epochs, 0, n_steps
         self._is_users_number = n_epochs is not None
-        self._loops_of: dict[int, tuple[RunningLoop, ...]] = {}
+        self._loops_of: dict[int, tuple[tuple[RunningLoop, ...], Evaluation | None]] = {}
+        self._evaluation: Evaluation | None = None
+        self._seen_s = 0.0
         self._rate: Rate | None = None
         self._passes, self._name, self._n_first = 1, "", 0
         self._steps_of_run: float | None = None
@@ -129,14 +132,17 @@ class LiveEta:
         passes: int,
         name: str = "",
         core_state: Callable[[], CoreState] = CoreState,
+        seen_s: float = 0.0,
     ) -> None:
         """The watching is over: the first ETA follows once the running step is counted.
 
-        `core_state`: the state of the core meanwhile.
+        `core_state`: the state of the core meanwhile. `seen_s`: seconds of a batch in evaluation,
+        where it has as many samples as one of the training.
         """
 
         def start() -> None:
             self._passes, self._name, self.core_state = passes, name, core_state()
+            self._seen_s = seen_s
             self._rate = rate_of(steps, passes, self.core_state.half_frac)
             if self._rate is not None:
                 self._log.call_at(-math.inf, lambda at: self._safely(lambda: self._start(at)))
@@ -169,8 +175,12 @@ class LiveEta:
         if self._line is not None:
             self._line.close()
 
-    def _note_loops(self, epoch: EpochTimes, frame: FrameType) -> None:
-        self._safely(lambda: self._loops_of.update({id(epoch): enclosing_loops(frame)}))
+    def _note_loops(self, epoch: EpochTimes, loader: Any, frame: FrameType) -> None:
+        def note() -> None:
+            seen = enclosing_loops(frame), evaluation_of(frame, loader)
+            self._loops_of[id(epoch)] = seen
+
+        self._safely(note)
 
     def _note_step(self) -> None:
         """The training was found, and its first counted step ends."""
@@ -184,7 +194,9 @@ class LiveEta:
 
     def _start(self, at: float) -> None:
         seen, passes_seen = self._seen(), self._log.epochs
-        loops = self._loops_of.get(id(passes_seen[-1]), ()) if passes_seen else ()
+        unseen: tuple[tuple[RunningLoop, ...], Evaluation | None] = ((), None)
+        last = id(passes_seen[-1]) if passes_seen else 0
+        loops, self._evaluation = self._loops_of.get(last, unseen)
         self._log.on_pass, self._loops_of = None, {}
         ends = steps_left(self._first_seen or seen, seen, self._passes)
         self.is_epoch = bool(passes_seen)
@@ -193,6 +205,7 @@ class LiveEta:
         )
         if trainer is not None:
             self._take_trainers(trainer)
+            self._evaluation = trainer.evaluation
         elif self.is_epoch:
             self._count_epochs(loops, ends)
         else:
@@ -202,6 +215,8 @@ class LiveEta:
         epochs = self._epochs()
         current = epochs[-1]
         self._n_first = len(epochs) - 1
+        if self._evaluation is not None and self._evaluation.batches is None:
+            self._say(UNKNOWN_EVALUATION)
         self.first = self._eta(at)
         self.history.append(self.first)
         now = self._clock.now()
@@ -374,11 +389,20 @@ class LiveEta:
             pauses_s=tuple(after.began - before.ended for before, after in pairs),
             starts_s=tuple(e.first - e.began for e in epochs[1:] if e.first is not None),
             epochs_before=self._epochs_before,
+            **self._expected_evaluation(),
         )
         n_left = progress.steps_left
         left_s = math.inf if n_left is None else n_left * self._rate.step_s
         rate = self._rate.on_core(self.core_state.factor(left_s))
         return estimate_eta(progress, pooled_rate(rate, self._blocks, left_s))
+
+    def _expected_evaluation(self) -> dict[str, float]:
+        if self._evaluation is None:
+            return {}
+        epoch_steps = None
+        if not self.is_epoch and self._log.epochs and self._log.epochs[0].worth:
+            epoch_steps = self._log.epochs[0].worth / self._passes
+        return self._evaluation.expected(self._seen_s, self._log.n_steps, epoch_steps)
 
     def _add_block(self, at: float) -> None:
         """The steps since the last renewal, without pauses and the starts of loaders."""
@@ -449,8 +473,7 @@ class LiveEta:
         """All epochs without the pauses between them, as forecast after the watched steps."""
         predicted_s, first = None, self.first
         if first is not None and first.run_s is not None and first.n_epochs is not None:
-            n_pauses = first.n_epochs - self._epochs_before
-            predicted_s = first.run_s - n_pauses * (first.pause_s or 0.0)
+            predicted_s = first.run_s - first.pauses_s
         measured_s = sum(epoch.seconds for epoch in self._epochs()) if self._is_whole else None
         return EtaResult(predicted_s, measured_s)
 

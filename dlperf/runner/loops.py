@@ -15,7 +15,7 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import FrameType
+from types import FrameType, FunctionType
 
 from dlperf.runner.counters import Counter, Surroundings, counters_of
 from dlperf.runner.frame_names import Names, called_name
@@ -50,7 +50,7 @@ def enclosing_loops(frame: FrameType | None) -> tuple[RunningLoop, ...]:
     """
     return tuple(
         loop
-        for at in _loops_around(frame)
+        for at in surroundings(frame)
         for depth in range(len(at.loops))
         if (loop := _loop(at, depth)) is not None
     )
@@ -62,7 +62,7 @@ def running_counters(frame: FrameType | None) -> tuple[Counter, ...]:
     Of several tests of one counter it is the innermost.
     """
     found: list[Counter] = []
-    for at in _loops_around(frame):
+    for at in surroundings(frame):
         # a function's own counter begins anew in each round of a loop that calls it
         found = [replace(one, restarts=one.restarts or one.is_local) for one in found]
         names = set()
@@ -78,7 +78,7 @@ def innermost_length(frame: FrameType | None) -> int | None:
 
     The list may be inside ``enumerate`` or ``tqdm``.
     """
-    for at in _loops_around(frame):
+    for at in surroundings(frame):
         node = at.loops[0]
         if isinstance(node, ast.For) and not any(_leaves(node.body)):
             return _sequence_length(node.iter, at.names)
@@ -86,7 +86,7 @@ def innermost_length(frame: FrameType | None) -> int | None:
     return None
 
 
-def _loops_around(frame: FrameType | None) -> Iterator[Surroundings]:
+def surroundings(frame: FrameType | None) -> Iterator[Surroundings]:
     """The program's functions with loops around `frame`."""
     while frame is not None:
         code = frame.f_code
@@ -111,6 +111,19 @@ def _sequence_length(node: ast.expr, names: Names) -> int | None:
         return _sequence_length(node.args[0], names) if wraps and node.args else None
     value = names.value(node)
     return len(value) if type(value) in (list, tuple) else None  # a class of its own may run code
+
+
+def definition_of(function: FunctionType) -> ast.FunctionDef | None:
+    """The source of a function of the program; None for one of a library."""
+    code = function.__code__
+    if code.co_filename.startswith((_OWN, *_LIBRARIES, "<")):
+        return None
+    tree = _tree(code.co_filename)
+    found = [] if tree is None else [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    first = code.co_firstlineno  # of its decorators
+    return next(
+        (n for n in found if first in (n.lineno, *(d.lineno for d in n.decorator_list[:1]))), None
+    )
 
 
 @functools.lru_cache(maxsize=16)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import statistics
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -115,11 +116,15 @@ class Session:
         ]
         samples = watched.speed_samples_s
         usual = own_usual_speed(self._machine, watched.threads)
+        forward_s = statistics.median(step.forward_s for step in watched.plain)
+        loading_s = statistics.median(step.loading_s for step in watched.plain)
+        seen_s = (forward_s + loading_s) / watched.n_batches if forward_s else 0.0
         self.live.begin(
             seen,
             watched.n_batches,
             watched.root_type,
             lambda: self._speed_samples.core_state(samples, usual),
+            seen_s,
         )
 
     @property

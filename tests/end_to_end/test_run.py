@@ -426,7 +426,7 @@ def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> 
     assert line.startswith(
         "dlperf: Net, epoch 1 of 2: step 19 of 30, "
     )  # 120 samples in batches of 4; the loop is over range(2)
-    assert "without validation" in line
+    assert "predicted for evaluation" in line
     forecast = found(tmp_path)["forecast"]
     assert isinstance(forecast, dict)
     assert (forecast["after_steps"], forecast["n_epochs"], forecast["n_epochs_from_user"]) == (

@@ -37,9 +37,10 @@ class Trained(Run):
     def batches(self, n: int) -> Iterator[int]:
         """A loader's pass."""
         self.iterator = Pass()
-        epoch = self.log.begin(Loader(n), self.iterator, self.now)
+        loader = Loader(n)
+        epoch = self.log.begin(loader, self.iterator, self.now)
         if self.log.on_pass is not None:
-            self.log.on_pass(epoch, sys._getframe(1))
+            self.log.on_pass(epoch, loader, sys._getframe(1))
         yield from range(n)
 
 
