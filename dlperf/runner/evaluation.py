@@ -100,8 +100,11 @@ def _loaders(
             own = _period(statement.test, names)
             every = None if own is None or period is None else own * period
         for node in ast.walk(statement):
-            is_pass = isinstance(node, (ast.For, ast.comprehension))
-            if is_pass and is_quiet and not _calls_backward(node):
+            if (
+                isinstance(node, (ast.For, ast.comprehension))
+                and is_quiet
+                and not _calls_backward(node)
+            ):
                 for part in ast.walk(node.iter):
                     value = names.value(part) if isinstance(part, ast.expr) else None
                     if issubclass(type(value), DataLoader) and value is not training:
