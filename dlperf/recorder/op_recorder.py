@@ -97,6 +97,13 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._number = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing compiled runs while it records, and torch would import its compiler, which
+        takes longer than a second, in the middle of a training that does not use it.
+        """
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

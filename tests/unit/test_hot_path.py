@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dlperf
+from dlperf.recorder.op_recorder import OpRecorder
 from dlperf.runner.findings import Findings
 from dlperf.runner.live_eta import LiveEta
 from dlperf.runner.run_report import to_text
@@ -106,6 +107,11 @@ def test_a_step_after_the_watched_ones_costs_a_count(
     in_every_step = {name: n for name, n in found.items() if n >= n_more}
     assert sum(in_every_step.values()) == most * n_more, found
     assert sum(found.values()) <= most * n_more + 20, found  # once for a pass of a loader
+
+
+def test_recording_a_step_imports_no_compiler() -> None:
+    # torch imports its compiler at the first call of what it wraps
+    assert not hasattr(OpRecorder.__torch_dispatch__, "__wrapped__")
 
 
 def test_the_report_on_a_run_waits_for_no_library_of_tables_or_plots(
