@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from dlperf.core.caching import cached_by_identity
 from dlperf.core.trace import Op, Trace
-from dlperf.ops import contractions, elementwise, layers, registry
+from dlperf.ops import contractions, elementwise, fused, layers, registry
 from dlperf.ops.operand_bytes import bytes_read, is_view, op_bytes
 
-__all__ = ["bytes_read", "contractions", "elementwise", "is_view", "layers", "op_bytes"]
+__all__ = ["bytes_read", "contractions", "elementwise", "fused", "is_view", "layers", "op_bytes"]
 
 
 def op_flops(op: Op) -> int | None:

@@ -50,7 +50,7 @@ def op_bytes(op: Op) -> int:
     is_alias = op.packet in MAYBE_VIEWS and all(spec.storage in held for spec in op.outputs)
     if is_view(op) or is_alias:
         return 0
-    return (find(BYTES, op.packet) or _once_each)(op)
+    return (find(BYTES, op.packet) or once_each)(op)
 
 
 def is_view(op: Op) -> bool:
@@ -91,7 +91,8 @@ def _read(op: Op) -> tuple[TensorSpec, ...]:
     )
 
 
-def _once_each(op: Op) -> int:
+def once_each(op: Op) -> int:
+    """Bytes of the tensors that the op reads and of those that it writes."""
     written: Iterable[TensorSpec] = op.outputs
     if not op.outputs and op.args and is_in_place(op.packet):  # foreach operators return nothing
         written = tensors_in(op.args[0])

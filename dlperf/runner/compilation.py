@@ -64,10 +64,23 @@ class Compilations:
         return self._compiled[0][0] if len(self._compiled) == 1 else None
 
     def watch_call(self, then: Callable[[Any, Any, Any], None]) -> Callable[[], None] | None:
-        """Call ``then(args, kwargs, output)`` after the next call of the compiled :attr:`module`.
+        """As :meth:`watch_calls`, for the next call alone."""
 
-        The function around its compiled form is exchanged for that call, outside of what Dynamo
-        traces. The result undoes that; None where no single module is compiled.
+        def undo_first() -> None:
+            if undo is not None:
+                undo()
+
+        undo = self.watch_calls(undo_first, then)
+        return undo
+
+    def watch_calls(
+        self, before: Callable[[], None], after: Callable[[Any, Any, Any], None]
+    ) -> Callable[[], None] | None:
+        """Call ``before()`` and ``after(args, kwargs, output)`` around each call of the compiled
+        :attr:`module`.
+
+        The function around its compiled form is exchanged, outside of what Dynamo traces. The
+        result undoes that; None where no single module is compiled.
         """
         module = self.module
         if module is None:
@@ -87,9 +100,9 @@ class Compilations:
                 vars(holder)[name] = original
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            undo()
+            before()
             output = original(*args, **kwargs)
-            then(args, kwargs, output)
+            after(args, kwargs, output)
             return output
 
         vars(holder)[name] = called

@@ -289,6 +289,24 @@ class Findings:
             return None
 
     @cached_property
+    def compiled_prediction(self) -> Prediction | None:
+        """The compiled step on the machine; None where :attr:`prediction` is, and where no step of
+        a compiled model was recorded.
+        """
+        recording, eager = self.watched.compiled, self.prediction
+        if recording is None or eager is None or self.machine is None:
+            return None
+        from dlperf.forecast.prediction import predict
+
+        try:
+            trace = recording.trace(self.name, self.batch_size)
+            found = predict(trace, self.machine, threads=self.watched.threads)
+        except Exception as error:
+            self.notes.append(f"no prediction of the compiled step: {one_line(error)}")
+            return None
+        return found.cross_machine() if eager.is_cross_machine else found
+
+    @cached_property
     def report(self) -> Report | None:
         """Predicted beside actual, per layer; None without a prediction."""
         if self.prediction is None:
@@ -360,7 +378,8 @@ class Findings:
         else:
             n_steps, whole_s = log.n_steps, log.whole.seconds
             measured_s = (whole_s,) if whole_s > 0 else ()
-        predicted_s, step = None, None if self.prediction is None else self.prediction.step
+        prediction = self.compiled_prediction or self.prediction
+        predicted_s, step = None, None if prediction is None else prediction.step
         if step is not None and step.total_s is not None:
             predicted_s = n_steps * (step.total_s + max(0.0, interval_s - self.step_s))
         return EpochForecast(n_steps, n_steps * interval_s, predicted_s, measured_s, is_epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dlperf.core import host, units
@@ -40,7 +41,45 @@ def _first_lines(findings: Findings) -> tuple[str, ...]:
     """What to know before the numbers."""
     disturbance = findings.disturbance
     lines = [disturbance.to_text()] if disturbance.is_notable else []
-    return (*lines, *([COMPILED] if findings.watched.is_compiled else []))
+    return (
+        *lines,
+        *([COMPILED] if findings.watched.is_compiled else []),
+        *compiled_lines(findings),
+    )
+
+
+def compiled_lines(findings: Findings) -> list[str]:
+    """The compiled step as predicted and measured, and its gain over the predicted eager step."""
+    eager, compiled = findings.prediction, findings.compiled_prediction
+    if not findings.watched.is_compiled or eager is None or eager.step.total_s is None:
+        return []
+    seconds, measured_s = units.format_seconds, findings.measurement.step["total"].median
+    lines = []
+    if compiled is not None and (predicted_s := compiled.step.total_s) is not None:
+        step = compiled.step
+        lines.append(
+            f"compiled step predicted {seconds(predicted_s)} (forward {seconds(step.forward_s)},"
+            f" backward {seconds(step.backward_s)}, optimizer {seconds(step.optimizer_s)}),"
+            f" measured {seconds(measured_s)}: {100 * (predicted_s / measured_s - 1):+.1f} %"
+        )
+    ratio = eager.step.total_s / measured_s
+    faster = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times as slow"
+    lines.append(
+        f"compiled step measured {seconds(measured_s)}, eager step predicted"
+        f" {seconds(eager.step.total_s)}: compiled is {faster} as predicted for eager"
+    )
+    return lines
+
+
+def _compiled_to_json(findings: Findings) -> dict[str, Any] | None:
+    if not findings.watched.is_compiled or findings.prediction is None:
+        return None
+    step = None if findings.compiled_prediction is None else findings.compiled_prediction.step
+    return {
+        "step": None if step is None else asdict(step),
+        "eager_s": findings.prediction.step.total_s,
+        "measured_s": findings.measurement.step["total"].median,
+    }
 
 
 def _notes(findings: Findings) -> list[str]:
@@ -105,6 +144,7 @@ def to_json(findings: Findings) -> dict[str, Any]:
         "parallel_step": None if step is None else step.to_json(),
         "disturbance": findings.disturbance.to_json(),
         "measurement": findings.measurement.to_json(),
+        "compiled": _compiled_to_json(findings),
         "report": None if findings.report is None else findings.report.to_json(),
         "notes": _notes(findings),
         "versions": host.versions(),

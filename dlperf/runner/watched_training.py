@@ -11,11 +11,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from dlperf.core.errors import one_line
 from dlperf.core.trace import BY_HAND
 from dlperf.models.buckets import ReducerOptions
 from dlperf.profiler.layer_times import StepTimes
 from dlperf.profiler.probe import LayerProbe
-from dlperf.recorder.live_recording import LiveRecording
+from dlperf.recorder.compiled_recording import CompiledRecording, WatchCalls
+from dlperf.recorder.live_recording import OUTSIDE, LiveRecording
 from dlperf.runner.compilation import scalar_of
 from dlperf.runner.epoch_log import LoaderProgress
 
@@ -111,7 +113,8 @@ def together(models: Sequence[nn.Module]) -> nn.Module:
 class WatchedTraining:
     """A training: models and optimizers, the steps by kind, and the recording of one.
 
-    They are referenced here, since most scripts drop them before they end. `optimizers`: those of
+    They are referenced here, since most scripts drop them before they end. `compiled`: the
+    recording of a step of a compiled model. `optimizers`: those of
     one period, in their order. `reducer`: the options of the DistributedDataParallel around the
     model. `inputs`, `loss`, `flags` (the modules' training flags): what is needed to record a step
     afterwards, of a compiled model. `with_gradient`: ids of the parameters that have a gradient.
@@ -125,6 +128,7 @@ class WatchedTraining:
     layered: list[StepTimes] = field(default_factory=list)
     probe: LayerProbe | None = None
     recording: LiveRecording | None = None
+    compiled: CompiledRecording | None = None
     inputs: Any = None
     loss: Callable[[Any], Any] | None = None
     flags: Mapping[nn.Module, bool] | None = None
@@ -137,6 +141,29 @@ class WatchedTraining:
 
     def __post_init__(self) -> None:
         self.model = together(self.roots)
+
+    def start_recording(
+        self, inside: nn.Module | None, watch_calls: WatchCalls
+    ) -> LiveRecording | CompiledRecording | None:
+        """Begin to record a step in the call of `inside`; None, and a note, where that fails."""
+        recording: LiveRecording | CompiledRecording
+        what = "no prediction: the step was not recorded"
+        if self.is_compiled:
+            what = "no prediction of the compiled step: it was not recorded"
+            recording = CompiledRecording(self.model, self.distinct_optimizers, watch_calls)
+        else:
+            recording = LiveRecording(self.model, self.distinct_optimizers)
+        try:
+            recording.start(inside)
+        except Exception as error:
+            self.notes.append(f"{what} ({one_line(error)})")
+            return None
+        if isinstance(recording, CompiledRecording):
+            self.compiled = recording
+        else:
+            self.recording = recording
+        recording.enter(OUTSIDE)
+        return recording
 
     def note_call(self, args: Any, kwargs: Any, output: Any) -> None:
         """Keep what is needed to record the step afterwards, from a call of a compiled model."""

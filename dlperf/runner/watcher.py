@@ -27,10 +27,10 @@ from torch.optim.optimizer import (
 from torch.utils import data
 
 from dlperf.core.clock import Clock
-from dlperf.core.errors import one_line
 from dlperf.core.patching import wrap_attribute
 from dlperf.profiler.layer_times import HookOverhead
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
+from dlperf.recorder.compiled_recording import CompiledRecording
 from dlperf.recorder.live_recording import OUTSIDE, LiveRecording
 from dlperf.recorder.targets import CPU_DEVICES, CPU_ONLY
 from dlperf.recorder.tensors import parameters_in
@@ -107,7 +107,7 @@ class Watcher:
         self._spoilt = False
         self._probe: LayerProbe | None = None
         self._overhead = HookOverhead()
-        self._recording: LiveRecording | None = None
+        self._recording: LiveRecording | CompiledRecording | None = None
 
     # -- setting and removing ----------------------------------------------------------------------
 
@@ -493,7 +493,7 @@ class Watcher:
     def _warm(self, inside: nn.Module | None) -> None:
         """The last warm period is recorded."""
         assert self.watched is not None
-        if self._count == self.plan.warm - 1 and not self._is_compiled:
+        if self._count == self.plan.warm - 1:
             self._start_recording(inside)
         elif self._count >= self.plan.warm and self._stop_recording():
             self._overhead = measure_hook_overhead(self.clock, n_calls=300, n_backwards=3)
@@ -529,15 +529,7 @@ class Watcher:
 
     def _start_recording(self, inside: nn.Module | None) -> None:
         assert self.watched is not None
-        watched = self.watched
-        recording = LiveRecording(watched.model, watched.distinct_optimizers)
-        try:
-            recording.start(inside)
-        except Exception as error:
-            watched.notes.append(f"no prediction: the step was not recorded ({one_line(error)})")
-            return
-        self._recording = watched.recording = recording
-        recording.enter(OUTSIDE)
+        self._recording = self.watched.start_recording(inside, self._compilations.watch_calls)
 
     def _stop_recording(self) -> bool:
         """End the recording, if one runs; False where that has to wait."""

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import types
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import calibrated_cases as made_up
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+from dlperf.core.clock import Samples
+from dlperf.core.costs import ARITHMETIC, Cost, CostKey
 from dlperf.core.errors import DlperfError
+from dlperf.ops.fused import FUSED
+from dlperf.recorder import compiled_recording
+from dlperf.recorder.compiled_recording import CompiledRecording
 from dlperf.runner.compilation import COMPILED, module_stepped_by
 from dlperf.runner.findings import Findings
+from dlperf.runner.run_report import compiled_lines, to_json
 from dlperf.runner.watcher import Watcher
 
 pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
@@ -35,17 +47,21 @@ class Net(nn.Module):
         return output, nn.functional.cross_entropy(output, y)
 
 
-def train(how: str, n: int = 20) -> tuple[list[str], dict[str, dict[str, int]]]:
-    """Train a model that is compiled; returns the losses, and what Dynamo counted."""
+def train(
+    how: str, n: int = 20, backend: Any = "aot_eager", sizes: tuple[int, ...] = (5,)
+) -> tuple[list[str], dict[str, dict[str, int]]]:
+    """Train a model that is compiled, with batches of `sizes` in turn; returns the losses, and what
+    Dynamo counted.
+    """
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
     model: Any = Net()
     optimizer = torch.optim.Adam(model.parameters())
     if how == "wrapped":
-        model = torch.compile(model, backend="aot_eager")
+        model = torch.compile(model, backend=backend)
     elif how == "in place":
-        model.compile(backend="aot_eager")
+        model.compile(backend=backend)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         _, loss = model(x, y)
@@ -54,9 +70,10 @@ def train(how: str, n: int = 20) -> tuple[list[str], dict[str, dict[str, int]]]:
         optimizer.zero_grad()
         return loss
 
-    called = torch.compile(step, backend="aot_eager") if how == "step" else step
+    called = torch.compile(step, backend=backend) if how == "step" else step
     losses = [
-        float(called(torch.randn(5, 6), torch.randint(3, (5,))).item()).hex() for _ in range(n)
+        float(called(torch.randn(size, 6), torch.randint(3, (size,))).item()).hex()
+        for size in itertools.islice(itertools.cycle(sizes), n)
     ]
     return losses, {name: dict(values) for name, values in counters.items() if values}
 
@@ -108,3 +125,186 @@ def test_the_stepped_module_is_the_outermost_one() -> None:
     holder = nn.ModuleDict({"net": Net()})
     assert module_stepped_by(torch.optim.SGD(holder.parameters(), lr=0.1)) is holder
     assert module_stepped_by(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)) is None
+
+
+# -- the compiled step -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def generated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType:
+    """A module as Inductor generates it, with one kernel that writes the double of an input."""
+    codecache = pytest.importorskip("torch._inductor.codecache")
+    module = types.ModuleType("generated")
+    module.__file__ = str(tmp_path / "generated.py")
+    Path(module.__file__).write_text(
+        "cpp_fused_mul_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r'''\n"
+        'extern "C" void kernel(const float* in_ptr0, float* out_ptr0)\n{\n'
+        "for(int64_t x0=static_cast<int64_t>(0L); x0<static_cast<int64_t>(4000L); x0+=1L)\n"
+        "{\nauto tmp0 = in_ptr0[x0];\nout_ptr0[x0] = tmp0;\n}\n}\n''')\n"
+    )
+    module.call = None  # type: ignore[attr-defined]
+    module.cpp_fused_mul_0 = lambda read, written: written.numpy().__imul__(2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(codecache.PyCodeCache, "modules", [module])
+    return module
+
+
+def stand_in(module: types.ModuleType) -> Callable[..., Any]:
+    """A backend whose graphs are Inductor's in kind: FX code, and a call of the generated kernel
+    that changes no result.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.output_code import CompiledFxGraph
+
+    class Graph(CompiledFxGraph):
+        def __init__(self, graph: torch.fx.GraphModule) -> None:
+            def run(inputs: list[Any]) -> Any:
+                arguments, made = list(inputs), torch.ones(1000).numpy()
+                inputs.clear()
+                module.cpp_fused_mul_0(torch.ones(1000), torch.from_numpy(made))
+                return graph(*arguments)
+
+            self.current_callable, self._boxed_call = run, True
+            self.compiled_fn_runner = None
+
+    def compiler(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        return Graph(graph)
+
+    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)  # type: ignore[no-any-return]
+
+
+def recording_of(watcher: Watcher) -> CompiledRecording:
+    assert watcher.watched is not None
+    assert watcher.watched.compiled is not None
+    return watcher.watched.compiled
+
+
+def watched_training(how: str, backend: Any, **kwargs: Any) -> tuple[Any, Watcher]:
+    watcher = Watcher()
+    watcher.install()
+    try:
+        return train(how, backend=backend, **kwargs), watcher
+    finally:
+        watcher.remove()
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_a_compiled_step_is_recorded_while_it_runs(how: str, generated: types.ModuleType) -> None:
+    backend, kernel = stand_in(generated), generated.cpp_fused_mul_0
+    train(how, backend=backend)
+    alone = train(how, backend=backend)
+    watched, watcher = watched_training(how, backend)
+    assert (watched, watcher.error) == (alone, None)
+    assert generated.cpp_fused_mul_0 is kernel
+    assert not torch._C._len_torch_dispatch_stack()
+    trace = recording_of(watcher).trace("net", 5)
+    names = [(op.phase, op.packet) for op in trace.ops]
+    assert [names.count((phase, FUSED)) for phase in ("forward", "backward")] == [1, 1]
+    assert names.count(("forward", "aten.addmm")) == 2
+    assert names.count(("backward", "aten.mm")) == 3
+    assert ("optimizer", "aten.addcdiv_") in names
+    fused = next(op for op in trace.ops if op.packet == FUSED)
+    assert dict(fused.kwargs)["instructions"] == 8000  # a load and a store
+    assert [spec.nbytes for spec in (*fused.inputs, *fused.outputs)] == [4000, 4000]
+    assert {op.layer for op in trace.ops} == {"Net"}
+    assert len(trace.layers[0].parameters) == 4
+
+
+def machine() -> Any:
+    """10^9 sums a second in float32, products and elementwise kernels of exact models."""
+    found = made_up.machine(dict.fromkeys(made_up.step_keys(), 1e-7))
+    sums = Cost(CostKey(ARITHMETIC, "add", variant="float32"), 1, Samples((1e-9,)))
+    return found.__class__(**{**vars(found), "costs": (*found.costs, sums)})
+
+
+def test_the_compiled_step_is_predicted_beside_the_eager_one(generated: types.ModuleType) -> None:
+    _, watcher = watched_training("wrapped", stand_in(generated))
+    findings = Findings(watcher, machine())
+    compiled, eager = findings.compiled_prediction, findings.prediction
+    assert compiled is not None, findings.notes
+    assert eager is not None
+    index = next(i for i, op in enumerate(compiled.trace.ops) if op.packet == FUSED)
+    (item,) = [item for item in compiled.prices.items if item.op == index]
+    lanes = dict(compiled.trace.ops[index].kwargs)["lanes"]
+    assert item.seconds == pytest.approx(8000 * lanes * 1e-9, rel=0.05)
+    calls = [item for item in compiled.prices.items if item.what == "compiled call"]
+    # 18 and 5 calls and bodies of modules; 2 and 2.5 look-ups of each of 4 parameters
+    assert [item.seconds / 1e-7 for item in calls] == pytest.approx([18 * 2 + 8, 5 * 2 + 10])
+    first, second = compiled_lines(findings)
+    assert first.startswith("compiled step predicted ")
+    assert "eager step predicted" in second
+    data = to_json(findings)["compiled"]
+    assert data["step"]["total_s"] == compiled.step.total_s
+    assert data["eager_s"] == eager.step.total_s
+
+
+def test_without_inductor_the_gain_alone_is_shown() -> None:
+    _, watcher = watched_training("wrapped", "aot_eager")
+    findings = Findings(watcher, machine())
+    assert findings.compiled_prediction is None
+    assert any(note.startswith("no prediction of the compiled step") for note in findings.notes)
+    (line,) = compiled_lines(findings)
+    assert line.startswith("compiled step measured ")
+
+
+@pytest.mark.parametrize("broken", ["spec", "_push", "generated_kernels", "StepTensors"])
+def test_a_failure_inside_leaves_the_program_unharmed(
+    broken: str, generated: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = stand_in(generated)
+    train("wrapped", backend=backend)
+    alone = train("wrapped", backend=backend)
+
+    def fail(*_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError("broken")
+
+    owner: Any = compiled_recording
+    if broken.startswith("_"):
+        owner = compiled_recording.CompiledRecording
+    elif broken == "spec":
+        owner = compiled_recording._Recorder
+    monkeypatch.setattr(owner, broken, fail)
+    watched, watcher = watched_training("wrapped", backend)
+    assert watched == alone
+    assert not torch._C._len_torch_dispatch_stack()
+    assert not hasattr(generated.cpp_fused_mul_0, "__wrapped__")
+    if watcher.error is None:
+        findings = Findings(watcher, machine())
+        assert findings.compiled_prediction is None
+        assert any("broken" in note for note in findings.notes)
+
+
+def test_a_model_compiled_anew_in_the_recorded_step_is_not_predicted(
+    generated: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.codecache import PyCodeCache
+
+    _, watcher = watched_training("wrapped", stand_in(generated), sizes=(5, 5, 5, 5, 7, 5))
+    assert recording_of(watcher).trace("net", 5).ops  # no module was added
+    monkeypatch.setattr(
+        compiled_recording.CompiledRecording,
+        "_run_graph",
+        lambda _self, original, *args: PyCodeCache.modules.append(generated) or original(*args),
+    )
+    _, watcher = watched_training("wrapped", stand_in(generated))
+    with pytest.raises(DlperfError, match="compiled anew"):
+        recording_of(watcher).trace("net", 5)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_kernels_of_inductor_are_recorded() -> None:
+    pytest.importorskip("torch._inductor")
+    for sizes in (5,), (5, 5, 5, 5, 7, 5):
+        train("wrapped", backend="inductor", sizes=sizes)
+        losses, counted = train("wrapped", backend="inductor", sizes=sizes)
+        watched, watcher = watched_training("wrapped", "inductor", sizes=sizes)
+        assert watcher.error is None
+        assert watched[0] == losses
+        for name in ("frames", "stats", "graph_break"):  # others count what the caches held
+            assert watched[1].get(name) == counted.get(name)
+    watched, watcher = watched_training("wrapped", "inductor")
+    trace = recording_of(watcher).trace("net", 5)
+    packets = [op.packet for op in trace.ops]
+    assert packets.count("aten.addmm") == 2
+    assert FUSED in packets
