@@ -353,11 +353,12 @@ class StepItems:
                 seconds = n_parameters * accumulate_s
                 yield self._call(name, "backward", seconds, "gradient accumulation")
         if any(op.packet == FUSED for op in trace.ops):
-            n_calls = sum(layer.n_calls for layer in trace.layers)
-            n_parameters = sum(len(layer.parameters) for layer in trace.layers)
-            for phase, modules, lookups in _COMPILED_CALL[: 1 + is_training]:
-                seconds = modules * (call_s + body_s) + lookups * n_parameters * lookup_s
-                yield self._call(root, phase, n_calls * seconds, "compiled call", "extrapolated")
+            (layer,) = trace.layers
+            for phase, n_modules, n_lookups in _COMPILED_CALL[: 1 + is_training]:
+                seconds = n_modules * (call_s + body_s)
+                seconds += n_lookups * len(layer.parameters) * lookup_s
+                seconds *= layer.n_calls
+                yield self._call(layer.name, phase, seconds, "compiled call", "extrapolated")
         if not is_training:
             return
         backward_s, zero_s, optimizer_s = (
