@@ -252,13 +252,15 @@ class KernelCostModel:
 
     def fused_s(self, flops: float, n_bytes: float, threads: int) -> float:
         """Seconds of a kernel that a compiler generated, which `threads` run: its roofline, whose
-        peak is that of sums or products alone, and one launch without dispatch.
+        peak is that of sums or products alone, one launch without dispatch, and the start of a
+        team.
         """
         ceiling = self.caches.roofs.ceiling("float32")
         peak = math.inf if ceiling is None else ceiling.other_flops_per_s
         rate = self.caches.bytes_per_s[self.machine.level_of(n_bytes)]
         share = min(1.0, threads / self.threads)
-        return float(time_s(flops, n_bytes, share * peak, rate)) + self.cost_s("boxed_call")
+        started_s = self.cost_s("boxed_call") + (self.cost_s("fork_join") if threads > 1 else 0.0)
+        return float(time_s(flops, n_bytes, share * peak, rate)) + started_s
 
     @cached_property
     def caches(self) -> CacheModel:

@@ -53,7 +53,7 @@ class CompiledRecording:
         self, model: nn.Module, optimizers: Sequence[Any], watch_calls: WatchCalls
     ) -> None:
         self._model, self._optimizers, self._watch_calls = model, optimizers, watch_calls
-        self._thread = threading.get_ident()
+        self._thread, self._n_threads = threading.get_ident(), torch.get_num_threads()
         self._recorder = _Recorder(ModuleStack(model))
         self._existing: StepTensors | None = None
         self._hooks = contextlib.ExitStack()
@@ -199,7 +199,7 @@ class CompiledRecording:
             work = {
                 "instructions": kernel.instructions(sizes),
                 "lanes": lanes,
-                "threads": kernel.threads,
+                "threads": self._n_threads if kernel.is_parallel else 1,
             }
             ops[index] = replace(ops[index], kwargs=tuple(work.items()))
         root = type(self._model).__name__

@@ -47,11 +47,13 @@ Zen 3 with AVX2, torch 2.13, at the rate of sums alone. Sums and products are on
 
 @dataclass(frozen=True, slots=True)
 class GeneratedKernel:
-    """A kernel's parameters, (name, is written), the body of its function, and its threads."""
+    """A kernel's parameters, (name, is written), the body of its function, and whether a team of
+    threads runs it.
+    """
 
     parameters: tuple[tuple[str, bool], ...]
     body: str
-    threads: int
+    is_parallel: bool
 
     def instructions(self, sizes: Mapping[str, int]) -> int:
         """Instructions of one call; `sizes`: values of its parameters that are integers."""
@@ -102,7 +104,6 @@ def generated_kernels(source: str) -> Iterator[tuple[str, GeneratedKernel]]:
         if signature is None:
             continue
         parameters = [text.strip() for text in signature[1].split(",")]
-        team = re.search(r"num_threads\((\d+)\)", signature[2])
         yield (
             name,
             GeneratedKernel(
@@ -111,6 +112,6 @@ def generated_kernels(source: str) -> Iterator[tuple[str, GeneratedKernel]]:
                     for text in parameters
                 ),
                 signature[2],
-                1 if team is None else int(team[1]),
+                "#pragma omp parallel" in signature[2],
             ),
         )

@@ -53,20 +53,24 @@ def compiled_lines(findings: Findings) -> list[str]:
     eager, compiled = findings.prediction, findings.compiled_prediction
     if not findings.watched.is_compiled or eager is None or eager.step.total_s is None:
         return []
-    seconds, measured_s = units.format_seconds, findings.measurement.step["total"].median
-    lines = []
+    seconds, disturbance, lines = units.format_seconds, findings.disturbance, list[str]()
+    measured_s = findings.measurement.step["total"].median
+    measured = f"measured {seconds(measured_s)}"
+    if disturbance.is_notable and disturbance.core_frac is not None:
+        measured_s = disturbance.step_s
+        measured = f"about {seconds(measured_s)} on a core of its own"
     if compiled is not None and (predicted_s := compiled.step.total_s) is not None:
         step = compiled.step
         lines.append(
             f"compiled step predicted {seconds(predicted_s)} (forward {seconds(step.forward_s)},"
             f" backward {seconds(step.backward_s)}, optimizer {seconds(step.optimizer_s)}),"
-            f" measured {seconds(measured_s)}: {100 * (predicted_s / measured_s - 1):+.1f} %"
+            f" {measured}: {100 * (predicted_s / measured_s - 1):+.1f} %"
         )
     ratio = eager.step.total_s / measured_s
     faster = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times as slow"
     lines.append(
-        f"compiled step measured {seconds(measured_s)}, eager step predicted"
-        f" {seconds(eager.step.total_s)}: compiled is {faster} as predicted for eager"
+        f"compiled step {measured}, eager step predicted {seconds(eager.step.total_s)}:"
+        f" compiled is {faster} as predicted for eager"
     )
     return lines
 

@@ -19,6 +19,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.costs import ARITHMETIC, Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.ops.fused import FUSED
+from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.recorder import compiled_recording
 from dlperf.recorder.compiled_recording import CompiledRecording
 from dlperf.runner.compilation import COMPILED, module_stepped_by
@@ -216,6 +217,13 @@ def machine() -> Any:
     return found.__class__(**{**vars(found), "costs": (*found.costs, sums)})
 
 
+def test_a_generated_kernel_takes_its_roofline_and_a_launch() -> None:
+    model = cost_model_of(machine(), 1)
+    assert model.fused_s(1e6, 1e3, 1) == pytest.approx(1e6 * 1e-9 + 1e-7)
+    moved = 4 * made_up.MIB
+    assert model.fused_s(1.0, moved, 1) == pytest.approx(moved / made_up.LEVELS["L3"] + 1e-7)
+
+
 def test_the_compiled_step_is_predicted_beside_the_eager_one(generated: types.ModuleType) -> None:
     _, watcher = watched_training("wrapped", stand_in(generated))
     findings = Findings(watcher, machine())
@@ -243,7 +251,8 @@ def test_without_inductor_the_gain_alone_is_shown() -> None:
     assert findings.compiled_prediction is None
     assert any(note.startswith("no prediction of the compiled step") for note in findings.notes)
     (line,) = compiled_lines(findings)
-    assert line.startswith("compiled step measured ")
+    assert line.startswith("compiled step ")
+    assert "as predicted for eager" in line
 
 
 @pytest.mark.parametrize("broken", ["spec", "_push", "generated_kernels", "StepTensors"])
