@@ -61,6 +61,7 @@ _TARGET_OPTIONS = (
     "find_unused_parameters",
     "no_broadcast_buffers",
     "input",
+    "timeline",
 )
 
 
@@ -106,6 +107,7 @@ def check(args: Namespace) -> Problems:
 def scale(args: Namespace) -> Answer:
     """Forecast a target over numbers of ranks, or replay a trace."""
     from dlperf.core.cluster import Cluster
+    from dlperf.distributed.scaling import Scaling
     from dlperf.distributed.scenario import WhatIf
     from dlperf.report.scaling_pages import scaling_to_text, write
 
@@ -116,6 +118,11 @@ def scale(args: Namespace) -> Answer:
     for note in found.notes:
         warn(note)
     write_folder(args, lambda to, force: write(found, to, force))
+    if args.timeline is not None and isinstance(found, Scaling):
+        from dlperf.core.files import write_json
+        from dlperf.report.timeline import rank_timeline
+
+        write_json(args.timeline, rank_timeline(found), indent=None)
     return Answer(scaling_to_text(found), found.to_json())
 
 
@@ -264,6 +271,11 @@ COMMAND = Command(
         ),
         INPUT,
         output("folder to write the forecast and its plots to", "DIR"),
+        option(
+            "--timeline",
+            metavar="FILE.json",
+            help="write the step on most ranks as a timeline: computing and collectives of each",
+        ),
         *common(),
     ),
     work=scale,

@@ -21,7 +21,7 @@ from dlperf.distributed.collective_costs import (
 )
 from dlperf.distributed.collective_times import LinkFactors, collective_s, find_path
 from dlperf.distributed.programs import lanes_of
-from dlperf.distributed.scaling import CollectiveTime, Scaling, ScalingPoint
+from dlperf.distributed.scaling import CollectiveTime, Scaling, ScalingPoint, StepTimeLine
 from dlperf.distributed.scenario import ScalingScenario, WhatIf, is_one_computer
 from dlperf.distributed.step_profile import (
     Profile,
@@ -142,6 +142,7 @@ class _Forecast:
         self.network = _Network(self.any, question.options)
         self.notes += self.network.notes
         self._profiles: dict[int, list[Profile]] = {}
+        self._lines: dict[int, TimeLine] = {}
         self.sigma = machine_log_sigma(self.any.machine, self.any.threads)
         self.link_sigma = 0.0 if cluster is None else link_sigma(cluster)
         self._rates = {
@@ -274,6 +275,7 @@ class _Forecast:
             sigma=self.sigma,
             link_sigma=self.link_sigma,
             rates=self.rates(largest),
+            step=StepTimeLine(largest, self._lines[largest], self._sent(largest)),
             notes=tuple(dict.fromkeys(self.notes)),
             versions=dict(self.any.trace.versions),
         )
@@ -288,7 +290,7 @@ class _Forecast:
             else slowest_factor(n, self.link_sigma)
             / slowest_factor(self._measured_ranks(n), self.link_sigma)
         )
-        line = self.line(profile, n, slow, link)
+        line = self._lines[n] = self.line(profile, n, slow, link)
         compute_s = slow * (profile.step_s if n == 1 else profile.computation.alone_s)
         step_s = line.total_s
         exposed_s = max(0.0, step_s - compute_s)
@@ -354,6 +356,21 @@ class _Forecast:
             ),
         )
 
+    def _sent(self, n: int) -> tuple[tuple[str, int], ...]:
+        """Kind and bytes of a step's collectives, in the order of :func:`ddp_program`."""
+        network = self.network
+        if n == 1:
+            return ()
+        sizes = [("broadcast", size) for size in network.buffers_bytes]
+        sizes += [("all_reduce", size) for size in (*network.later_bytes, *self._closing_bytes())]
+        return tuple(sizes)
+
+    def _closing_bytes(self, delayed: bool = False) -> tuple[int, ...]:
+        """What follows the last bucket: the map of used parameters."""
+        options = self.network.options
+        has_map = options.find_unused_parameters and not options.static_graph
+        return (self.network.used_map_bytes,) if delayed or has_map else ()
+
     def rates(self, n: int) -> Rates | None:
         """The rates of one of n ranks; None for a single one."""
         return None if n == 1 else self._rates[n > self.question.ranks_per_node]
@@ -384,8 +401,7 @@ class _Forecast:
             return traffic.collective(self._shape(kind, n_bytes, n), profile.memory_frac, link)
 
         delayed = first and network.options.static_graph
-        has_map = network.options.find_unused_parameters and not network.options.static_graph
-        closing = (network.used_map_bytes,) if delayed or has_map else ()
+        closing = self._closing_bytes(delayed)
         sync = Synchronisation(
             buckets,
             tuple(

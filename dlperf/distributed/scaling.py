@@ -10,6 +10,7 @@ from typing import Any
 
 from dlperf.core.display import Displayed
 from dlperf.core.text import csv_text
+from dlperf.models.overlap import TimeLine
 from dlperf.models.ridgeline import Rates
 
 SCHEMA, SCHEMA_VERSION = "dlperf.scaling", 1
@@ -72,6 +73,18 @@ class ScalingPoint(RanksPoint):
     arithmetic_intensity: float | None
     memory_intensity: float | None
     ridgeline: str | None
+
+
+@dataclass(frozen=True)
+class StepTimeLine:
+    """The predicted step of each of `n_ranks` ranks, which are all as slow as the slowest.
+
+    `collectives`: kind and bytes of each one, in the order of their launch.
+    """
+
+    n_ranks: int
+    line: TimeLine
+    collectives: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +158,7 @@ class Scaling(Displayed, _OverRanks, by="dlperf.report.scaling_pages"):
     """The forecast of a target over numbers of ranks.
 
     `rates` are those of one rank of the largest number, which divide the Ridgeline plane; None
-    where they are unknown, or one rank is alone.
+    where they are unknown, or one rank is alone. `step`: the step on the largest number.
     """
 
     batch_size: int
@@ -153,6 +166,7 @@ class Scaling(Displayed, _OverRanks, by="dlperf.report.scaling_pages"):
     rows: tuple[ScalingPoint, ...]
     samples: int | None = None
     rates: Rates | None = None
+    step: StepTimeLine | None = None
 
     @property
     def best(self) -> ScalingPoint:

@@ -22,8 +22,10 @@ from dlperf.models.communication_replay import (
     GLOO_LANES,
     Collective,
     Compute,
+    Mark,
     Operation,
     Wait,
+    Waiting,
     covered_s,
     replay,
 )
@@ -39,18 +41,20 @@ class Launch(LaunchOperation):
     collective: Collective
 
 
-Task = Compute | Launch | Wait
+Task = Compute | Launch | Wait | Mark
 
 
 @dataclass(frozen=True)
 class TimeLine:
     """What came of a program: its end, the start and end of each collective (in the order of their
-    launch) and how long the rank waited; seconds.
+    launch) and how long the rank waited; its waits, and the times of its marks; seconds.
     """
 
     total_s: float
     waited_s: float
     spans_s: tuple[tuple[float, float], ...]
+    waits: tuple[Waiting, ...] = ()
+    marks_s: tuple[float, ...] = ()
 
     @property
     def communication_s(self) -> float:
@@ -82,6 +86,8 @@ def simulate(
         line.ends_s[0],
         math.fsum(wait.until_s - wait.from_s for wait in line.waits[0]),
         tuple((span.start_s, span.end_s) for span in line.spans),
+        line.waits[0],
+        line.marks_s[0],
     )
 
 
@@ -152,14 +158,15 @@ def ddp_program(computation: Computation, sync: Synchronisation) -> list[Task]:
 
     Buffers are broadcast and waited for before the forward. An arriving gradient is copied into its
     bucket; a bucket that is full is reduced once all earlier ones have been launched. After the
-    backward each bucket is waited for and copied out, in order, and then the optimizer steps.
+    backward each bucket is waited for and copied out, in order, and then the optimizer steps. Marks
+    stand where the backward begins and ends, its waits included.
     """
     first, end = len(sync.buffers), len(sync.buffers) + len(sync.buckets)
     program: list[Task] = (
         [Compute(computation.sync_s + sync.buffer_copies_s)] if sync.buckets else []
     )
     program += [Launch(number, one) for number, one in enumerate(sync.buffers)]
-    program += [*map(Wait, range(first)), Compute(computation.before_s)]
+    program += [*map(Wait, range(first)), Compute(computation.before_s), Mark()]
     in_s, out_s = dict(enumerate(computation.copy_in_s)), dict(enumerate(computation.copy_out_s))
     waiting = [set(bucket) for bucket in sync.buckets]
     n_launched, done_s = 0, 0.0
@@ -193,4 +200,4 @@ def ddp_program(computation: Computation, sync: Synchronisation) -> list[Task]:
         out_of_bucket_s = math.fsum(out_s.get(index, 0.0) for index in bucket)
         program += [Wait(number), Compute(out_of_bucket_s)]
     closing = map(Wait, range(end, end + len(sync.closing)))
-    return [*program, *closing, Compute(computation.after_s)]
+    return [*program, *closing, Mark(), Compute(computation.after_s)]

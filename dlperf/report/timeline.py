@@ -14,14 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dlperf.core.errors import DlperfError
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PHASES, Item
 from dlperf.core.trace import LOSS, Trace
+from dlperf.core.units import format_bytes
+from dlperf.distributed.scaling import Scaling, StepTimeLine
 from dlperf.forecast.prediction import Prediction
+from dlperf.models.overlap import TimeLine
 from dlperf.report.layer_comparison import root_of
 
 SCHEMA, SCHEMA_VERSION = "dlperf.timeline", 1
 STEP_PHASES = ("zero_grad", *PHASES)
+MOST_RANKS = 8
+"""Ranks that a timeline contains."""
 MEMORY = "live memory"
 """Name of the counter of the bytes that a step's tensors hold."""
 
@@ -32,7 +38,11 @@ Case = tuple[Sequence[Prediction], Measurement | None]
 
 @dataclass(frozen=True)
 class Slice:
-    """A slice without its times. `category` is ``step``, ``phase``, ``layer`` or ``op``."""
+    """A slice without its times.
+
+    `category` is ``step``, ``phase``, ``layer`` or ``op``; of a rank also ``compute``, ``wait`` or
+    ``collective``.
+    """
 
     category: str
     name: str
@@ -76,6 +86,10 @@ def timeline(cases: Iterable[Case]) -> dict[str, Any]:
             trace = predictions[0].trace if predictions else measurement.trace
             events += _named(pid, f"{title}: measured", ("step", "phases", "layers"))
             events += _measured(measurement, trace, pid)
+    return _document(events, facts)
+
+
+def _document(events: list[Event], facts: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "traceEvents": events,  # first: readers may stop at a key that they do not know
         "otherData": {"cases": facts},
@@ -213,6 +227,89 @@ def _measured(measurement: Measurement, trace: Trace | None, pid: int) -> Iterat
                 layers.append((slices, max(samples.median, 0.0)))
     for tid, parts in enumerate((step, phases, layers), 1):
         yield from _slice_events(_in_a_row(parts), pid, tid)
+
+
+# -- ranks ----------------------------------------------------------------------------------------
+
+
+def rank_timeline(scaling: Scaling) -> dict[str, Any]:
+    """The predicted step on the largest number of ranks: a process for each rank.
+
+    Its first track is what the rank computes, and what it waits for. Collectives that overlap have
+    further tracks. All ranks are as slow as the slowest, so at most MOST_RANKS are written. Raises
+    DlperfError without a step.
+    """
+    step = scaling.step
+    if step is None:
+        raise DlperfError(f"{scaling.target}: the forecast contains no step to write")
+    names = [f"{kind} {format_bytes(n_bytes)}" for kind, n_bytes in step.collectives]
+    lanes = _lanes(step)
+    tracks = ("step", *(f"collectives {n}" for n in range(1, len(lanes) + 1)))
+    events: list[Event] = []
+    for rank in range(min(step.n_ranks, MOST_RANKS)):
+        title = f"rank {rank} of {step.n_ranks}: predicted"
+        events += _named(rank + 1, title, tracks)
+        events += _slice_events(_computing(step.line, names), rank + 1, 1)
+        for tid, spans in enumerate(lanes, 2):
+            pieces = []
+            for n in spans:
+                args = {"number": n, "bytes": step.collectives[n][1]}
+                start_ns, end_ns = map(_ns, step.line.spans_s[n])
+                pieces.append(Piece((Slice("collective", names[n], args),), start_ns, end_ns))
+            events += _slice_events(pieces, rank + 1, tid)
+    facts = {
+        "target": scaling.target,
+        "batch_size": scaling.batch_size,
+        "scaling": scaling.scaling,
+        "ranks": step.n_ranks,
+        "threads": scaling.threads,
+        "machine": scaling.machine,
+        "cluster": scaling.cluster,
+        "what_if": dict(scaling.what_if),
+        "versions": dict(scaling.versions),
+    }
+    return _document(events, [facts])
+
+
+def _lanes(step: StepTimeLine) -> list[list[int]]:
+    """The numbers of collectives that ran, in as few tracks as they need to not overlap."""
+    lanes: list[list[int]] = []
+    spans_s = step.line.spans_s
+    ran = (n for n, (start_s, end_s) in enumerate(spans_s) if end_s > start_s)
+    for number in sorted(ran, key=lambda n: spans_s[n]):
+        start_s = spans_s[number][0]
+        lane = next((own for own in lanes if spans_s[own[-1]][1] <= start_s), None)
+        if lane is None:
+            lanes.append([number])
+        else:
+            lane.append(number)
+    return lanes
+
+
+def _computing(line: TimeLine, names: Sequence[str]) -> list[Piece]:
+    """The rank's step, its phases, and inside them computing and waiting in turn."""
+    ends_s = dict(zip(("forward", "backward", "optimizer"), (*line.marks_s, line.total_s)))
+    times_s = {0.0, line.total_s, *line.marks_s}
+    times_s |= {time_s for wait in line.waits for time_s in (wait.from_s, wait.until_s)}
+    pieces = []
+    for start_s, end_s in itertools.pairwise(sorted(times_s)):
+        slices = [Slice("step", "step")]
+        if line.marks_s:
+            phase = next(name for name, until_s in ends_s.items() if start_s < until_s)
+            slices.append(Slice("phase", phase))
+        waits = (wait for wait in line.waits if wait.from_s <= start_s < wait.until_s)
+        wait = next(waits, None)
+        if wait is None:
+            slices.append(Slice("compute", "compute"))
+        else:
+            number = {"number": wait.operation}
+            slices.append(Slice("wait", f"wait: {names[wait.operation]}", number))
+        pieces.append(Piece(tuple(slices), _ns(start_s), _ns(end_s)))
+    return pieces
+
+
+def _ns(seconds: float) -> int:
+    return round(1e9 * seconds)
 
 
 # -- slices and events ----------------------------------------------------------------------------

@@ -96,6 +96,24 @@ def test_scale_json_is_alone_on_stdout(
     assert row["low_s"] <= row["step_s"] <= row["high_s"]
 
 
+def test_scale_writes_a_timeline_of_ranks(
+    dlperf: Callable, net: str, machine_file: Path, cluster_file: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "timeline.json"
+    known = ("--machine", machine_file, "--cluster", cluster_file, "--threads", "1")
+    done = dlperf("scale", net, *known, "--ranks", "1,2", "--timeline", path)
+    assert done.status == 0, done.err
+    data = json.loads(path.read_text(encoding="utf-8"))
+    names = [e["args"]["name"] for e in data["traceEvents"] if e["name"] == "process_name"]
+    assert names == ["rank 0 of 2: predicted", "rank 1 of 2: predicted"]
+    assert {e["cat"] for e in data["traceEvents"] if e["ph"] == "X"} >= {"compute", "collective"}
+    refused = dlperf(
+        "scale", "--trace", "t.json", "--cluster", cluster_file, "--timeline", tmp_path / "t"
+    )
+    assert refused.status == UNUSABLE
+    assert "--timeline is for a target" in refused.err
+
+
 @pytest.mark.slow
 def test_strong_scaling_into_a_folder(
     dlperf: Callable, net: str, machine_file: Path, cluster_file: Path, tmp_path: Path

@@ -13,16 +13,19 @@ from typing import Any
 
 import pytest
 import report_cases as cases
+import test_scaling as scaling_cases
 
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import STEP_PHASES, Measurement
 from dlperf.core.prediction import Item
 from dlperf.core.trace import Storage, Trace
+from dlperf.distributed.scaling import Scaling, StepTimeLine
 from dlperf.forecast.prediction import predict
+from dlperf.models.overlap import TimeLine
 from dlperf.report.comparison import Report, compare
 from dlperf.report.layer_comparison import phases_of
 from dlperf.report.layer_table import OWN, SUM
-from dlperf.report.timeline import MEMORY, timeline
+from dlperf.report.timeline import MEMORY, MOST_RANKS, rank_timeline, timeline
 
 FROZEN = Path(__file__).resolve().parents[1] / "golden" / "frozen"
 KEYS = {
@@ -222,3 +225,63 @@ def test_several_cases() -> None:
         ["calibrated"],
         True,
     )
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def of_ranks(*ranks: int) -> tuple[Scaling, list[Event]]:
+    found = scaling_cases.ask(ranks or (1, 2))
+    return found, checked(rank_timeline(found))
+
+
+def slices(events: list[Event], pid: int, category: str) -> list[tuple[str, float, float]]:
+    return [
+        (e["name"], e["ts"] * 1e-6, (e["ts"] + e["dur"]) * 1e-6)
+        for e in events
+        if e["ph"] == "X" and (e["pid"], e["cat"]) == (pid, category)
+    ]
+
+
+def test_ranks_compute_and_wait_while_collectives_run() -> None:
+    """See test_two_ranks_hide_what_they_can: forward 3 s, backward 6 s, buckets of 1 s and 2 s."""
+    found, events = of_ranks()
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == ["rank 0 of 2: predicted", "rank 1 of 2: predicted"]
+    for pid in (1, 2):
+        ((_, begin_s, end_s),) = slices(events, pid, "step")
+        assert (begin_s, end_s) == (0.0, pytest.approx(found.rows[1].step_s, abs=NS))
+        phases = {name: (a, b) for name, a, b in slices(events, pid, "phase")}
+        assert phases["forward"] == (0.0, pytest.approx(3.0, abs=1e-2))
+        assert phases["backward"] == pytest.approx((3.0, 11.0), abs=1e-2)  # its waits included
+        assert phases["optimizer"] == pytest.approx((11.0, 12.0), abs=1e-2)
+        collectives = slices(events, pid, "collective")
+        assert [name for name, _, _ in collectives] == [
+            "all_reduce 1.00 MiB",
+            "all_reduce 2.00 MiB",
+        ]
+        spent_s = sum(b - a for _, a, b in collectives)
+        assert spent_s == pytest.approx(found.rows[1].communication_s, abs=1e-6)
+        ((name, from_s, until_s),) = slices(events, pid, "wait")
+        assert name == "wait: all_reduce 2.00 MiB"
+        assert (from_s, until_s) == pytest.approx((9.0, 11.0), abs=1e-2)
+        assert until_s == pytest.approx(collectives[1][2], abs=1e-6)
+        computed_s = sum(b - a for _, a, b in slices(events, pid, "compute"))
+        assert computed_s == pytest.approx(end_s - (until_s - from_s), abs=1e-6)
+
+
+def test_one_rank_has_a_step_and_many_are_not_all_written() -> None:
+    _, events = of_ranks(1)
+    assert [(name, a, b) for name, a, b in slices(events, 1, "compute")] == [("compute", 0.0, 10.0)]
+    assert not slices(events, 1, "collective")
+    _, events = of_ranks(4, 64)
+    assert {e["pid"] for e in events} == set(range(1, MOST_RANKS + 1))
+    assert events[0]["args"]["name"] == "rank 0 of 64: predicted"
+
+
+def test_collectives_that_overlap_have_tracks_of_their_own() -> None:
+    line = TimeLine(4.0, 0.0, ((0.0, 2.0), (1.0, 3.0), (2.0, 4.0), (math.nan, math.nan)))
+    step = StepTimeLine(2, line, (("all_reduce", 4),) * 4)
+    events = checked(rank_timeline(replace(scaling_cases.ask(), step=step)))
+    tracks = {e["args"]["number"]: e["tid"] for e in events if e.get("cat") == "collective"}
+    assert tracks == {0: 2, 1: 3, 2: 2}
