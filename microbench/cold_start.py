@@ -23,6 +23,7 @@ from dlperf.core.costs import CACHE_MISS, COLD_START, PAGE_EVICTION, Cost, CostK
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import operator_benchmark
 from dlperf.microbench.cold_work import Call, Work, passing_bytes, passing_code, steps
+from dlperf.microbench.python_code import PythonForward
 
 COLD_BYTES = (2**20, 2**22, 2**24, 2**26)
 """How much memory passes by between two measured calls, so that the code and data of the call have
@@ -199,7 +200,8 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     ``first`` is the first operator afterwards, which finds everything cold, ``next`` the second,
     which finds only its own code cold, ``aten.NAME`` the same of an operator with more code than an
     elementwise one. ``operand``: each of a few operands that lie apart. ``module``: a module's call
-    without an operator, after one of another type. ``backward`` comes right after its forward and
+    without an operator, after one of another type. ``instruction``: each place in Python code that
+    runs after an operator. ``backward`` comes right after its forward and
     finds the interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a
     whole backward, ``zero_grad`` after a whole step.
     """
@@ -231,6 +233,7 @@ class _Bench:
     quick: bool
     clock: Clock
     found: dict[CostKey, list[float]] = field(default_factory=dict)
+    forward: PythonForward = field(default_factory=PythonForward)
 
     def _add(self, work: Work, what: str, values: Iterable[float]) -> None:
         if amount := work.since(what):
@@ -253,6 +256,10 @@ class _Bench:
             self._add(work, "next", seconds)
         modules: tuple[Call, ...] = (lambda: other_module(leaf), lambda: bare(leaf))
         self._add(work, "module", _after(modules, work.whole, _N_SAMPLES, self.clock)[1])
+        forward = self.forward
+        if forward.n_distinct:
+            _, extra_s = _after((operators[0], forward), work.whole, _N_SAMPLES, self.clock)
+            self._add(work, "instruction", (value / forward.n_distinct for value in extra_s))
         n_samples = 1 + _N_SAMPLES // 4
         first = _recorded(Op("aten.sigmoid.default", (T(4, 4),)))  # called as they are
         for what, tiny, roomy in self._operators(work.kind):

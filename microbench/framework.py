@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.nn.modules import container
 
 from dlperf.core.clock import (
     Clock,
@@ -29,8 +30,10 @@ from dlperf.core.clock import (
 )
 from dlperf.core.code_footprint import code_since, relative_footprint
 from dlperf.core.costs import CODE_EVICTION, OPTIMIZER_CALL, OPTIMIZER_TENSOR, Cost, CostKey
+from dlperf.core.instructions import InstructionCounter
 from dlperf.microbench import cold_start
 from dlperf.microbench.cold_work import Call, Operators
+from dlperf.microbench.python_code import PythonForward
 
 _FEW, _MANY = 8, 72
 _NODES_OF_ROUND, _LEAVES_OF_ROUND = 5, 2
@@ -244,6 +247,15 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
     }
 
 
+def _python(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
+    """``python_instruction``: seconds of one with warm caches; not where none can be counted."""
+    forward = PythonForward()
+    if not forward.n_instructions:
+        return {}
+    (samples,) = sample_in_turns([forward], repeats, clock)
+    return {CostKey("python_instruction"): samples.minus(0.0, forward.n_instructions)}
+
+
 def _in_steps(
     known: dict[CostKey, Samples], mode: str, repeats: Repeats, clock: Clock
 ) -> dict[CostKey, Samples]:
@@ -292,14 +304,20 @@ def _in_steps(
         + n_lookups * known[CostKey("parameter_lookup")].minimum
     )
     # The first call of each operator comes after a whole step of others.
+    own = InstructionCounter(lambda: "own", lambda code: code.co_filename == container.__file__)
     with Operators() as operators:
+        own.start()
         loss = model(x).sum()
+        own.stop()
         operators.note("backward")
         loss.backward()  # type: ignore[no-untyped-call]
         operators.note("optimizer")
         optimizer.step()
     code = sum(map(relative_footprint, operators.packets))
-    for what, count in (("first", 1), ("next", 3), ("aten.addmm", 1)):
+    executed, distinct = own.of("own")
+    if executed:
+        known_s += executed * known[CostKey("python_instruction")].minimum
+    for what, count in (("first", 1), ("next", 3), ("instruction", distinct), ("aten.addmm", 1)):
         known_s += count * _after_code_s(
             known,
             what,
@@ -417,6 +435,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     found = _calls(repeats, unlimited)
     found |= _backward(found[CostKey("boxed_call")].minimum, repeats, unlimited)
     found |= _modules(repeats, unlimited)
+    found |= _python(repeats, unlimited)
     found |= _optimizers(mode, repeats, unlimited)
     found |= cold_start.measure(mode, clock)
     found |= _in_steps(found, mode, repeats, unlimited)

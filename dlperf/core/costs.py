@@ -48,11 +48,11 @@ KINDS = {
     CORE_SPEED: CostKind(),
     **dict.fromkeys(
         (
-            "boxed_call native_call module_call module_body parameter_lookup autograd_record"
-            " autograd_node accumulate_grad backward_call zero_grad_call zero_grad_tensor"
-            " optimizer_zero_root fork_join loader_batch loader_batch_tensor loader_sample"
-            " loader_tensor loader_shuffle loader_send_batch loader_send_tensor loop_item"
-            " loop_accuracy loop_scheduler loop_clip_call loop_clip_tensor"
+            "boxed_call native_call module_call module_body parameter_lookup python_instruction"
+            " autograd_record autograd_node accumulate_grad backward_call zero_grad_call"
+            " zero_grad_tensor optimizer_zero_root fork_join loader_batch loader_batch_tensor"
+            " loader_sample loader_tensor loader_shuffle loader_send_batch loader_send_tensor"
+            " loop_item loop_accuracy loop_scheduler loop_clip_call loop_clip_tensor"
         ).split(),
         CostKind(),
     ),
@@ -124,6 +124,7 @@ STEP_COSTS = {
         CostKey("module_call"),
         CostKey("module_body"),
         CostKey("parameter_lookup"),
+        CostKey("python_instruction"),
         CostKey(COLD_START, "first"),
         CostKey(COLD_START, "next"),
         CostKey(CODE_EVICTION, "first"),

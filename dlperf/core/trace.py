@@ -69,7 +69,9 @@ class Layer:
 
     `name` is the qualified name (the root's is its type), `callers` counts its calls by the layer
     whose forward made them ("" for the step itself). `inputs` and `outputs` are those of the first
-    call. `parameters` are the module's own.
+    call. `parameters` are the module's own. `n_instructions` is the number of instructions that
+    Python executed in its forward over all calls, `n_distinct` that of the places in the code where
+    these stand; 0 where they were not counted.
     """
 
     name: str
@@ -79,6 +81,8 @@ class Layer:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     parameters: tuple[tuple[str, TensorSpec], ...] = ()
+    n_instructions: int = 0
+    n_distinct: int = 0
 
     @property
     def n_calls(self) -> int:
@@ -182,6 +186,7 @@ class Trace(Displayed, by="dlperf.report.summaries"):
                 "inputs": [table.add(t) for t in layer.inputs],
                 "outputs": [table.add(t) for t in layer.outputs],
                 "parameters": [[name, table.add(t)] for name, t in layer.parameters],
+                "instructions": [layer.n_instructions, layer.n_distinct],
             }
             for layer in self.layers
         ]
@@ -260,6 +265,8 @@ def trace_from_record(record: TraceRecord, where: str = "") -> Trace:
                     found([p.tensor for p in row.parameters], f"layers[{n}].parameters"),
                 )
             ),
+            row.instructions.executed,
+            row.instructions.distinct,
         )
         for n, row in enumerate(record.layers)
     )

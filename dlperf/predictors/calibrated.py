@@ -141,11 +141,19 @@ def pause_slowdowns(
 
 def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
     """A warning that names the costs that the file lacks; they count as 0."""
+    unused = tuple(
+        prefix
+        for prefix, is_used in (
+            ("optimizer_", trace.optimizer is not None),
+            ("python_", any(layer.n_instructions for layer in trace.layers)),
+        )
+        if not is_used
+    )
     names = [
         name
         for names in machine.missing_costs(trace.inference).values()
         for name in names
-        if trace.optimizer is not None or not name.startswith("optimizer_")
+        if not name.startswith(unused)
     ]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     line = (

@@ -321,8 +321,8 @@ class StepItems:
         return Item(layer, phase, seconds, "overhead", self._source(source), what)
 
     def _calls(self) -> Iterator[Item]:
-        """Items of module calls (their callers'), parameter look-ups and gradient accumulation; of
-        the calls of backward, optimizer and zero_grad.
+        """Items of module calls (their callers'), parameter look-ups, Python code and gradient
+        accumulation; of the calls of backward, optimizer and zero_grad.
         """
         trace, is_training, passed = self.trace, not self.trace.inference, self._whole_step
         names = ("module_call", "module_body", "parameter_lookup", "accumulate_grad")
@@ -339,6 +339,8 @@ class StepItems:
         if is_training:
             penalty_s = self.caches.cold_start_s("module", last[LOSS])
             yield self._call(LOSS, "forward", body_s + penalty_s, "module body")
+        instruction_s = self.cost_s("python_instruction")
+        cold_s = self.caches.cold_start_s("instruction", passed)
         for layer in trace.layers:
             name, n_calls, n_parameters = layer.name, layer.n_calls, len(layer.parameters)
             for caller, count in layer.callers:
@@ -349,6 +351,9 @@ class StepItems:
             if n_parameters:
                 seconds = n_calls * n_parameters * lookup_s
                 yield self._call(name, "forward", seconds, "parameter look-up")
+            if layer.n_instructions:
+                seconds = layer.n_instructions * instruction_s + layer.n_distinct * cold_s
+                yield self._call(name, "forward", seconds, "Python code")
             if n_parameters and is_training and name in worked:
                 seconds = n_parameters * accumulate_s
                 yield self._call(name, "backward", seconds, "gradient accumulation")

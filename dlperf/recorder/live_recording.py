@@ -19,6 +19,7 @@ from dlperf.core.trace import LOSS, Layer, Op, Storage, Trace, tensors_in
 from dlperf.recorder.attribution import ModuleStack, layer_names
 from dlperf.recorder.isolation import DeferredInterrupts
 from dlperf.recorder.op_recorder import OpRecorder
+from dlperf.recorder.python_code import KEPT_OUT, instruction_counter
 from dlperf.recorder.recording import optimizer_info
 from dlperf.recorder.step_contents import ModuleCalls, StepTensors
 
@@ -47,6 +48,7 @@ class LiveRecording:
         self._stack = ModuleStack(model, outside=LOSS)
         self._recorder = OpRecorder(self._stack)
         self._calls = ModuleCalls(model, self._stack, self._recorder)
+        self._code = instruction_counter(model, self._stack, self._recorder)
         self._existing: StepTensors | None = None
         self._hooks = contextlib.ExitStack()
         self._recorded: tuple[tuple[Op, ...], tuple[Storage, ...]] | None = None
@@ -68,6 +70,7 @@ class LiveRecording:
     def enter(self, phase: str) -> None:
         """A phase begins."""
         recorder = self._recorder
+        self._code.stop()
         recorder.pause()
         if phase == OUTSIDE or self._is_over:
             return
@@ -78,6 +81,8 @@ class LiveRecording:
             recorder.owners = self._existing.owners()
         elif phase == "backward":
             self._stack.begin_backward()
+        elif phase == "forward":
+            self._code.start()
         recorder.start()
 
     def stop(self) -> bool:
@@ -85,6 +90,7 @@ class LiveRecording:
         then it is too early.
         """
         self._is_over = True
+        self._code.stop()
         self._recorder.pause()
         depth = torch._C._len_torch_dispatch_stack()
         if not depth or torch._C._get_dispatch_stack_at(depth - 1) is not self._recorder:
@@ -104,7 +110,7 @@ class LiveRecording:
         if self._recorded is None or self._existing is None:
             raise DlperfError("the step did not end")
         ops, storages, arrivals = _without_reducer(*self._recorded, self._existing.arrivals)
-        layers = self._calls.layers(self._existing.rows)
+        layers = self._calls.layers(self._existing.rows, self._code)
         if all(layer.name != self._stack.root for layer in layers):
             layers = (Layer(self._stack.root, self._stack.root, False), *layers)
         inputs = {
@@ -128,7 +134,7 @@ class LiveRecording:
                 self._optimizers, ops, len({index for index, _ in arrivals}), self._zeroes
             ),
             recorded_on="real tensors",
-            notes=tuple(self._existing.notes),
+            notes=(*self._existing.notes, *((KEPT_OUT,) * self._code.is_kept_out)),
             versions=host.versions(),
             parameters=tuple(self._existing.parameters),
             buffers=tuple(self._existing.buffers),

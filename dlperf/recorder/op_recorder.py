@@ -78,6 +78,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Until :meth:`start` it only lets `external` save what the operations could change (None: they
     are the program's own, and may change it). `is_owned_only`: in the optimizer's phase it records
     no operation but those on parameters, gradients and state, and on results of such operations.
+    `is_busy`: the code that runs is an operation's or the recording's, not the program's.
 
     No error may leave :meth:`__torch_dispatch__`: torch queries fake tensors from code that cannot
     raise. The first error is kept, and :meth:`stop` raises it.
@@ -89,7 +90,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.owners: OptimizerOwners | None = None
         self.error: Exception | None = None
         self.is_owned_only = False
-        self.is_recording = False
+        self.is_recording = self.is_busy = False
         self.ops: list[Op] = []
         self._stack, self._external = stack, external
         self._storages: list[Storage] = []
@@ -112,9 +113,15 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func` and record it."""
+        was_busy, self.is_busy = self.is_busy, True
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            self.is_busy = was_busy
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # the answer of the mode below, sooner
-        kwargs = kwargs or {}
         if func.namespace in _UNREAL_NAMESPACES:
             return func(*args, **kwargs)
         described = node = None
@@ -230,7 +237,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             def freed(watch: Any) -> None:  # the address is free for another storage
                 if self._watches.get(key) is watch:
                     del self._watches[key]
+                    was_busy, self.is_busy = self.is_busy, True
                     self._change(self._index.pop(key), dies=len(self.ops))
+                    self.is_busy = was_busy
 
             self._watches[key] = weakref.ref(storage, freed)
         elif born >= 0 and n_bytes > self._storages[index].nbytes:

@@ -19,10 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dlperf.core import host
 from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type, describe, one_line
+from dlperf.core.instructions import InstructionCounter
 from dlperf.core.trace import BY_HAND, LOSS, Op, OptimizerInfo, Trace
 from dlperf.recorder.attribution import ModuleStack, optimizers_in
 from dlperf.recorder.isolation import DeferredInterrupts, ExternalState, preserved_environment
 from dlperf.recorder.op_recorder import OpRecorder
+from dlperf.recorder.python_code import KEPT_OUT, instruction_counter
 from dlperf.recorder.step_contents import ModuleCalls, StepTensors
 from dlperf.recorder.substitution import (
     NotFakeable,
@@ -194,22 +196,23 @@ class _Attempt:
         with recorder:
             self._step(built, stack, recorder)  # makes gradients, optimizer state and caches
             existing = StepTensors(model, built.optimizer, built.inputs, recorder)
+            code = instruction_counter(model, stack, recorder)
             calls = ModuleCalls(model, stack, recorder)
             with calls.watching(self._interrupts), existing.watching():
                 recorder.start()
-                self._step(built, stack, recorder, existing)
+                self._step(built, stack, recorder, existing, code)
         ops, storages = recorder.stop()
         self._interrupts.check()
         return Trace(
             target=target.spec,
             batch_size=target.batch_size,
-            layers=calls.layers(existing.rows),
+            layers=calls.layers(existing.rows, code),
             ops=ops,
             storages=storages,
             optimizer=None if target.inference else optimizer_info([built.optimizer], ops),
             inference=target.inference,
             recorded_on="real tensors" if external.real else "fake tensors",
-            notes=tuple(self._notes + existing.notes),
+            notes=(*self._notes, *existing.notes, *((KEPT_OUT,) * code.is_kept_out)),
             versions=host.versions(),
             parameters=tuple(existing.parameters),
             buffers=tuple(existing.buffers),
@@ -222,8 +225,11 @@ class _Attempt:
         stack: ModuleStack,
         recorder: OpRecorder,
         existing: StepTensors | None = None,
+        code: InstructionCounter | None = None,
     ) -> None:
-        """One step. `existing` tells the owners of gradients while the step is recorded."""
+        """One step. `existing` tells the owners of gradients while the step is recorded, `code`
+        counts the instructions of its forward.
+        """
 
         def enter(phase: str, doing: str) -> None:
             self._enter(doing)
@@ -235,7 +241,13 @@ class _Attempt:
             enter("zero_grad", "the optimizer's zero_grad")
             built.optimizer.zero_grad()
         enter("forward", "the model's forward")
-        output = built.forward()
+        try:
+            if code is not None:
+                code.start()
+            output = built.forward()
+        finally:
+            if code is not None:
+                code.stop()
         if built.loss is None or built.optimizer is None:
             return
         self._enter("the loss")

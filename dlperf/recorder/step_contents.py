@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from dlperf.core.instructions import InstructionCounter
 from dlperf.core.trace import LOSS, Layer, Parameter, TensorSpec
 from dlperf.recorder.attribution import (
     ModuleStack,
@@ -30,7 +32,7 @@ class ModuleCalls:
     def __init__(self, model: nn.Module, stack: ModuleStack, recorder: OpRecorder) -> None:
         self._stack, self._recorder = stack, recorder
         self._modules = {name: module for module, name in reversed(layer_names(model).items())}
-        self._callers: dict[str, Counter[str]] = defaultdict(Counter)
+        self._callers: dict[str, dict[str, int]] = defaultdict(partial(defaultdict, int))
         self._shapes: dict[str, list[tuple[TensorSpec, ...]]] = {}
 
     @contextlib.contextmanager
@@ -66,6 +68,7 @@ class ModuleCalls:
             shapes = self._shapes.get(name)
             if shapes is None or any(shapes):
                 return
+            recorder.is_busy = True
             try:
                 self._shapes[name] = [
                     tuple([recorder.spec(tensor) for tensor in tensors_of(value)])
@@ -73,6 +76,8 @@ class ModuleCalls:
                 ]
             except Exception as error:
                 recorder.error = recorder.error or error
+            finally:
+                recorder.is_busy = False
 
         with contextlib.ExitStack() as undo:
             undo.callback(register_module_forward_pre_hook(before).remove)
@@ -83,11 +88,13 @@ class ModuleCalls:
             yield
 
     def layers(
-        self, parameters: dict[str, tuple[tuple[str, TensorSpec], ...]]
+        self,
+        parameters: dict[str, tuple[tuple[str, TensorSpec], ...]],
+        code: InstructionCounter | None = None,
     ) -> tuple[Layer, ...]:
         """Layers in the order of first execution, then those that own parameters and did not run.
 
-        Shapes are those of a layer's first call.
+        Shapes are those of a layer's first call; `code` holds the instructions of all of them.
         """
         names = [*self._shapes, *(name for name, rows in parameters.items() if rows)]
         layers = []
@@ -102,6 +109,7 @@ class ModuleCalls:
                     inputs,
                     outputs,
                     parameters.get(name, ()),
+                    *(code.of(name) if code is not None else ()),
                 )
             )
         return tuple(layers)

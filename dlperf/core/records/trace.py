@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from dlperf.core.conversion import Fraction, IndexOrNone, Name, Positive, Text, Whole
 
@@ -56,6 +56,13 @@ class NamedTensorRecord(Struct, gc=False, array_like=True, forbid_unknown_fields
     tensor: Whole  #: Number of the tensor.
 
 
+class InstructionsRecord(Struct, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Instructions that Python executes in a module's forward."""
+
+    executed: Whole = 0  #: Over all calls; 0 if not counted.
+    distinct: Whole = 0  #: Places in the code.
+
+
 class LayerRecord(Struct, gc=False):
     """A called module."""
 
@@ -66,6 +73,7 @@ class LayerRecord(Struct, gc=False):
     inputs: list[Whole]  #: Tensors of the first call.
     outputs: list[Whole]  #: Tensors of the first call.
     parameters: list[NamedTensorRecord]  #: The module's own.
+    instructions: InstructionsRecord = field(default_factory=InstructionsRecord)  #: Python's.
 
 
 class ParameterRecord(Struct, gc=False, array_like=True, forbid_unknown_fields=True):
