@@ -104,7 +104,7 @@ def static_attribute(holder: Any, name: str) -> Any:
     if isinstance(found, MemberDescriptorType):
         try:
             return found.__get__(holder)
-        except AttributeError:  # not set yet
+        except (AttributeError, TypeError):  # not set yet; asked of the class
             return None
     return found
 

@@ -195,6 +195,8 @@ def test_lightning_in_a_script_that_knows_nothing_of_dlperf(
         for _fold in range(1):  # a loop of the script around the Trainer
             fit_lightning(**options)
     assert (live.first.n_epochs, live.first.steps) == expected[:2]
+    assert live._evaluation.batches == 25  # 2 of 50 samples; those of the training have 4
+    assert live.first.evaluation_s > 0 or options  # with others, one was seen before
     assert live.log.epochs[0].n_steps == expected[2] or not live.is_epoch
     assert live.log.n_steps == expected[2] * (expected[0] or 1)
 
@@ -274,7 +276,9 @@ def train_transformers(
     }
     arguments = transformers.TrainingArguments("out", **chosen)
     callbacks = [] if callback is None else [callback]
-    trainer = transformers.Trainer(model, arguments, train_dataset=dataset, callbacks=callbacks)
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=dataset, eval_dataset=dataset, callbacks=callbacks
+    )
     try:
         trainer.train(resume_from_checkpoint=resume or None)
     finally:
@@ -345,6 +349,19 @@ def test_transformers_in_a_script_that_knows_nothing_of_dlperf(
     with plainly_watched() as live:
         train_transformers(**options)
     assert (live.first.n_epochs, live.first.steps, live.log.n_steps) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "every_steps"),
+    [({"eval_strategy": "epoch"}, None), ({"eval_strategy": "steps", "eval_steps": 30}, 30)],
+)
+def test_transformers_tells_its_evaluation(options: dict[str, Any], every_steps: Any) -> None:
+    with plainly_watched() as live:
+        train_transformers(**options)
+    evaluation = live._evaluation
+    assert (evaluation.batches, evaluation.every_steps) == (25, every_steps)
+    assert live.first.evaluation_s > 0
 
 
 @pytest.mark.slow

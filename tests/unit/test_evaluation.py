@@ -48,6 +48,9 @@ def decorated(loader, n=1):
     for i, x in enumerate(loader):
         look(x)
 
+class Slots:
+    __slots__ = ("n",)
+
 class Trainer:
     def __init__(self): self.loader = val
     def check(self): self.passes(data=self.loader)
@@ -57,6 +60,7 @@ class Trainer:
 trainer = Trainer()
 
 for epoch in range(4):
+    decorated([], Slots.n)
     for x in batches(40):
         train()
 """
