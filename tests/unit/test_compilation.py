@@ -18,10 +18,11 @@ from torch._dynamo.utils import counters
 from dlperf.core.clock import Samples
 from dlperf.core.costs import ARITHMETIC, Cost, CostKey
 from dlperf.core.errors import DlperfError
+from dlperf.core.trace import Op, TensorSpec
 from dlperf.ops.fused import FUSED
 from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.recorder import compiled_recording
-from dlperf.recorder.compiled_recording import CompiledRecording
+from dlperf.recorder.compiled_recording import CompiledRecording, _plain
 from dlperf.runner.compilation import COMPILED, module_stepped_by
 from dlperf.runner.findings import Findings
 from dlperf.runner.run_report import compiled_lines, to_json
@@ -133,7 +134,7 @@ def test_the_stepped_module_is_the_outermost_one() -> None:
 
 @pytest.fixture
 def generated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType:
-    """A module as Inductor generates it, with one kernel that writes the double of an input."""
+    """A module as Inductor generates it, with one kernel that writes its second argument."""
     codecache = pytest.importorskip("torch._inductor.codecache")
     module = types.ModuleType("generated")
     module.__file__ = str(tmp_path / "generated.py")
@@ -144,7 +145,7 @@ def generated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleTy
         "{\nauto tmp0 = in_ptr0[x0];\nout_ptr0[x0] = tmp0;\n}\n}\n''')\n"
     )
     module.call = None  # type: ignore[attr-defined]
-    module.cpp_fused_mul_0 = lambda read, written: written.numpy().__imul__(2)  # type: ignore[attr-defined]
+    module.cpp_fused_mul_0 = lambda _read, written: written.numpy().fill(2)  # type: ignore[attr-defined]
     monkeypatch.setattr(codecache.PyCodeCache, "modules", [module])
     return module
 
@@ -156,12 +157,14 @@ def stand_in(module: types.ModuleType) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.output_code import CompiledFxGraph
 
+    empty = torch._C._dynamo.guards._empty_strided_cpu  # passes no dispatcher
+
     class Graph(CompiledFxGraph):
         def __init__(self, graph: torch.fx.GraphModule) -> None:
             def run(inputs: list[Any]) -> Any:
-                arguments, made = list(inputs), torch.ones(1000).numpy()
+                arguments, made = list(inputs), empty((1000,), (1,), torch.float32)
                 inputs.clear()
-                module.cpp_fused_mul_0(torch.ones(1000), torch.from_numpy(made))
+                module.cpp_fused_mul_0(torch.ones(1000), made)
                 return graph(*arguments)
 
             self.current_callable, self._boxed_call = run, True
@@ -206,8 +209,30 @@ def test_a_compiled_step_is_recorded_while_it_runs(how: str, generated: types.Mo
     fused = next(op for op in trace.ops if op.packet == FUSED)
     assert dict(fused.kwargs)["instructions"] == 8000  # a load and a store
     assert [spec.nbytes for spec in (*fused.inputs, *fused.outputs)] == [4000, 4000]
+    (read,), (written,) = fused.inputs, fused.outputs
+    assert trace.storages[read.storage].born < trace.ops.index(fused)
+    assert trace.storages[written.storage].born == trace.ops.index(fused)
     assert {op.layer for op in trace.ops} == {"Net"}
     assert len(trace.layers[0].parameters) == 4
+
+
+def test_a_product_into_a_buffer_is_the_product_of_an_eager_step() -> None:
+    a, b, bias = TensorSpec.contiguous(2, 3), TensorSpec.contiguous(3, 4), TensorSpec.contiguous(4)
+    out = TensorSpec.contiguous(2, 4)
+    usual = (("alpha", 1), ("beta", 1), ("out", out))
+    called = Op("aten.addmm.out", (bias, a, b), usual, (out,))
+    assert _plain(called) == Op("aten.addmm.default", (bias, a, b), (), (out,))
+    assert _plain(Op("aten.addmm.out", (bias, a, b), (("beta", 2),))).kwargs == (("beta", 2),)
+
+
+def test_graphs_without_a_visible_kernel_are_not_predicted(
+    generated: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_recording._Recorder, "note", lambda *_: None)
+    monkeypatch.setattr(compiled_recording._Recorder, "_record", lambda *_: None)
+    _, watcher = watched_training("wrapped", stand_in(generated))
+    with pytest.raises(DlperfError, match="no kernel that can be seen"):
+        recording_of(watcher).trace("net", 5)
 
 
 def machine() -> Any:
