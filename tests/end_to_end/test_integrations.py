@@ -24,6 +24,8 @@ sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from report_cases import machine
 from test_watcher import hooks
 
+pytestmark = pytest.mark.network  # the libraries ask for their host once
+
 Fit = Callable[..., tuple[list[str], list[torch.Tensor], torch.Tensor]]
 """A training with or without dlperf: its losses, its weights, and the next random number."""
 

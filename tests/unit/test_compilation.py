@@ -28,7 +28,8 @@ from dlperf.runner.findings import Findings
 from dlperf.runner.run_report import compiled_lines, to_json
 from dlperf.runner.watcher import Watcher
 
-pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
+# torch 2.6 starts a process when it first compiles
+pytestmark = [pytest.mark.usefixtures("_fresh_dynamo"), pytest.mark.process]
 
 
 @pytest.fixture
@@ -325,7 +326,6 @@ def test_a_model_compiled_anew_in_the_recorded_step_is_not_predicted(
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_kernels_of_inductor_are_recorded() -> None:
     pytest.importorskip("torch._inductor")
