@@ -119,16 +119,20 @@ def _shown(file: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as ``Type: first line of its message``.
+    """An exception as ``Type: first line of its message``; a DlperfError as that line alone.
 
     >>> one_line(ValueError("no such weather\\nat all"))
     'ValueError: no such weather'
+    >>> one_line(DlperfError("no such weather"))
+    'no such weather'
     """
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = lines[0] if lines else ""
     if len(text) > 240:
         text = text[:237] + "..."
+    if text and isinstance(error, DlperfError):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -40,6 +40,20 @@ WatchCalls = Callable[
 ]
 
 
+def _generated_modules() -> list[Any]:
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    return getattr(cache, "modules", None) or []
+
+
+def has_compiled_graph() -> bool:
+    """Whether Dynamo has made a graph in this program, for any backend.
+
+    For a module that is compiled in place and whose ``forward`` is torch's own it makes none.
+    """
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(_generated_modules() or counters.get("stats", {}).get("unique_graphs"))
+
+
 class CompiledRecording:
     """The recording of one step of a compiled `model` that `optimizers` step.
 
@@ -67,10 +81,11 @@ class CompiledRecording:
     def start(self, inside: nn.Module | None = None) -> None:
         """Begin the step. Raises DlperfError where no graph of Inductor can be watched."""
         graph = getattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", None)
-        cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-        modules = getattr(cache, "modules", None)
+        modules = _generated_modules()
+        if not has_compiled_graph():
+            raise DlperfError("nothing was compiled")
         if graph is None or not modules:
-            raise DlperfError("no graph of Inductor was found in this program")
+            raise DlperfError("another backend than Inductor compiles the model")
         if torch._C._len_torch_dispatch_stack():
             raise DlperfError("the program has a dispatch mode of its own")
         if torch.distributed.is_available() and torch.distributed.is_initialized():

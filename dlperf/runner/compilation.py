@@ -25,6 +25,12 @@ COMPILED = (
 )
 
 
+NOT_COMPILED = (
+    "torch.compile compiled nothing, since torch skips nn.Sequential and the like in"
+    " model.compile(): the step ran eagerly"
+)
+
+
 FUNCTION = (
     "a function is compiled (torch.compile), and hooks on what it calls would change what is"
     " compiled; compile the model instead, or run without torch.compile"

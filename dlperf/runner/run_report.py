@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlperf.core import host, units
 from dlperf.core.text import fit, text_width
-from dlperf.runner.compilation import COMPILED
+from dlperf.runner.compilation import COMPILED, NOT_COMPILED
 from dlperf.runner.findings import Findings
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _first_lines(findings: Findings) -> tuple[str, ...]:
     lines = [disturbance.to_text()] if disturbance.is_notable else []
     return (
         *lines,
-        *([COMPILED] if findings.watched.is_compiled else []),
+        *(note for note in findings.watched.notes if note in (COMPILED, NOT_COMPILED)),
         *compiled_lines(findings),
     )
 
@@ -51,7 +51,7 @@ def _first_lines(findings: Findings) -> tuple[str, ...]:
 def compiled_lines(findings: Findings) -> list[str]:
     """The compiled step as predicted and measured, and its gain over the predicted eager step."""
     eager, compiled = findings.prediction, findings.compiled_prediction
-    if not findings.watched.is_compiled or eager is None or eager.step.total_s is None:
+    if COMPILED not in findings.watched.notes or eager is None or eager.step.total_s is None:
         return []
     seconds, disturbance, lines = units.format_seconds, findings.disturbance, list[str]()
     measured_s = findings.measurement.step["total"].median

@@ -30,7 +30,7 @@ from dlperf.core.clock import Clock
 from dlperf.core.patching import wrap_attribute
 from dlperf.profiler.layer_times import HookOverhead
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
-from dlperf.recorder.compiled_recording import CompiledRecording
+from dlperf.recorder.compiled_recording import CompiledRecording, has_compiled_graph
 from dlperf.recorder.live_recording import OUTSIDE, LiveRecording
 from dlperf.recorder.targets import CPU_DEVICES, CPU_ONLY
 from dlperf.recorder.tensors import parameters_in
@@ -38,6 +38,7 @@ from dlperf.runner.communication_recording import StepMark
 from dlperf.runner.compilation import (
     COMPILED,
     FUNCTION,
+    NOT_COMPILED,
     Compilations,
     has_compiled_function,
     is_compiled,
@@ -267,13 +268,14 @@ class Watcher:
                     name = type(root).__name__
                     return self.give_up(f"{name} lies on {parameter.device}; {CPU_ONLY}")
         self._found, self._turn = found, 0
+        compiled_note = COMPILED if has_compiled_graph() else NOT_COMPILED
         self.epochs.follow(found.optimizers, self._search.n_backwards)
         self.watched = WatchedTraining(
             found.roots,
             found.optimizers,
             threads=torch.get_num_threads(),
             reducer=reducer_options(found.called[0]),
-            notes=[COMPILED] * self._is_compiled + found.notes,
+            notes=[compiled_note] * self._is_compiled + found.notes,
             is_compiled=self._is_compiled,
         )
         self._undo_all("_undo_search")

@@ -23,7 +23,7 @@ from dlperf.ops.fused import FUSED
 from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.recorder import compiled_recording
 from dlperf.recorder.compiled_recording import CompiledRecording, _plain
-from dlperf.runner.compilation import COMPILED, module_stepped_by
+from dlperf.runner.compilation import COMPILED, NOT_COMPILED, module_stepped_by
 from dlperf.runner.findings import Findings
 from dlperf.runner.run_report import compiled_lines, to_json
 from dlperf.runner.watcher import Watcher
@@ -271,14 +271,27 @@ def test_the_compiled_step_is_predicted_beside_the_eager_one(generated: types.Mo
     assert data["eager_s"] == eager.step.total_s
 
 
-def test_without_inductor_the_gain_alone_is_shown() -> None:
+def test_without_inductor_the_gain_alone_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_recording, "_generated_modules", list)
     _, watcher = watched_training("wrapped", "aot_eager")
     findings = Findings(watcher, machine())
     assert findings.compiled_prediction is None
-    assert any(note.startswith("no prediction of the compiled step") for note in findings.notes)
+    what = "no prediction of the compiled step: it was not recorded"
+    assert f"{what} (another backend than Inductor compiles the model)" in findings.notes
     (line,) = compiled_lines(findings)
     assert line.startswith("compiled step ")
     assert "as predicted for eager" in line
+
+
+def test_a_model_that_torch_does_not_compile_ran_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo skips nn.Sequential in ``model.compile()``; a network stands for it here."""
+    monkeypatch.setattr(compiled_recording, "_generated_modules", list)
+    monkeypatch.setattr(Net, "__call__", lambda self, *args: self._call_impl(*args))
+    _, watcher = watched_training("in place", "aot_eager")
+    findings = Findings(watcher, machine())
+    assert NOT_COMPILED in findings.notes
+    assert COMPILED not in findings.notes
+    assert compiled_lines(findings) == []
 
 
 @pytest.mark.parametrize("broken", ["spec", "_push", "generated_kernels", "StepTensors"])
