@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -49,6 +50,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.get_closest_marker(name) for name in ("process", "network", "slow")):
             item.add_marker("quick")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _coverage_is_no_debugger() -> Iterator[None]:
+    """Where coverage keeps the counter of instructions out, recordings do not note it."""
+    tracer = sys.gettrace()
+    with pytest.MonkeyPatch.context() as patch:
+        if tracer is not None:
+            seen = property(
+                lambda own: vars(own).get("seen", False) and sys.gettrace() is not tracer,
+                lambda own, value: vars(own).update(seen=value),
+            )
+            patch.setattr(
+                "dlperf.core.instructions.InstructionCounter.is_kept_out", seen, raising=False
+            )
+        yield
 
 
 def pytest_collection_finish() -> None:

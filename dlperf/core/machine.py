@@ -7,6 +7,7 @@ is used: a better predictor needs no new measurement.
 
 from __future__ import annotations
 
+import difflib
 import math
 import statistics
 from collections import defaultdict
@@ -486,7 +487,8 @@ def _cost_to_json(cost: Cost) -> dict[str, Any]:
 def _cost(entry: str, row: CostRecord) -> Cost:
     kind = KINDS.get(row.kind)
     if kind is None:
-        refuse(f"{entry}.kind", row.kind, f"one of {', '.join(KINDS)}")
+        near = difflib.get_close_matches(row.kind, KINDS, 3, cutoff=0.3) or list(KINDS)[:3]
+        refuse(f"{entry}.kind", row.kind, f"a kind of cost, such as {', '.join(near)}")
     for name, value, expected in (
         ("unit", row.unit, kind.unit),
         ("statistic", row.statistic, kind.statistic),

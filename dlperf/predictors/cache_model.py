@@ -153,7 +153,7 @@ class CacheModel:
             found = float(np.interp(_penalty_coordinate(kind, amount), *curve))
             if kind == COLD_START and amount > self.private_bytes:
                 evicted = float(self._evicted_frac(np.array([since.seconds]))[0])
-                found += evicted * (curve[1][-1] - found)
+                found += evicted * (float(curve[1][-1]) - found)
             largest = max(largest, found)
         return largest
 

@@ -282,13 +282,15 @@ def conclude(summary: Summary, seconds: float) -> str:
         if busy := busy_line(machine, threads):
             lines.append(f"  note: {busy}")
     lines += self_test_lines(machine)
+    problems = [find_self_test_problem(machine, threads) for threads in machine.threads]
+    if any(problems):
+        return "\n".join([*lines, *(f"warning: {problem}" for problem in problems if problem)])
     if not machine.complete:
         lines.append("next: the same command again measures what there was no time for")
-    if not any(find_self_test_problem(machine, threads) for threads in machine.threads):
-        lines.append(
-            "next: dlperf predict FILE.py:CALLABLE, dlperf report FILE.py:CALLABLE -o DIR, dlperf"
-            " run script.py; dlperf machine show has the details"
-        )
+    lines.append(
+        "next: dlperf predict FILE.py:CALLABLE, dlperf report FILE.py:CALLABLE -o DIR, dlperf"
+        " run script.py; dlperf machine show has the details"
+    )
     return "\n".join(lines)
 
 

@@ -36,6 +36,16 @@ def test_files_and_targets_of_every_kind(folder: Path, capsys: pytest.CaptureFix
         assert found["exceeds_intervals"] is False
 
 
+def test_a_machine_of_small_caches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps whose data leaves the private caches are compared like any other."""
+    machine = json.loads(Path("elsewhere.json").read_text(encoding="utf-8"))
+    machine["cpu"]["caches_bytes"] = [16384, 65536, 33554432]
+    (folder / "small.json").write_text(json.dumps(machine), encoding="utf-8")
+    command = f"compare lenet-16.json cnn-medium-64.json --machine {folder}/small.json --threads 1"
+    assert main([*command.split(), "--json", "-"]) == 0
+    capsys.readouterr()
+
+
 def test_a_step_that_grew_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = f"compare mlp-4.json mlp-32.json {ON} --format md --fail-above"
     assert main([*command.split(), "500%"]) == 0

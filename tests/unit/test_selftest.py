@@ -237,3 +237,7 @@ def test_a_calibrations_end_fits_on_a_screen() -> None:
     assert lines[1] == "  20 of 27 planned points with 1 thread; there was no time for 7 of gemm"
     assert "next: the same command again measures what there was no time for" in lines
     assert lines[-1].startswith("next: dlperf predict")
+    failed = replace(whole, self_tests=(result_of(30.0),) * 3)
+    end = machine_summary.conclude(machine_summary.summarize(failed), 19.4).splitlines()
+    assert end[-1].startswith("warning: m.json failed its self-test")
+    assert not any(line.startswith("next: ") for line in end)
