@@ -1,7 +1,7 @@
 """Values of expressions in a running frame, found without running code of the program.
 
-Names, attributes, items of plain dictionaries, arithmetic, and lengths of plain containers are
-known; properties and a ``len`` of the program's own are not.
+Names, attributes, items of plain containers, arithmetic, and lengths of plain containers, tensors
+and arrays are known; properties and a ``len`` of the program's own are not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import sys
 from collections.abc import Callable, Mapping
 from types import FrameType, MemberDescriptorType
 from typing import Any
+
+import numpy as np
+import torch
 
 _CO_OPTIMIZED = 0x1
 _SNAPSHOTS = sys.version_info < (3, 13)
@@ -73,12 +76,23 @@ class Names:
         if isinstance(node, ast.Name):
             return self.get(node.id)
         if isinstance(node, ast.Attribute):
-            return static_attribute(self.value(node.value), node.attr)
+            holder = self.value(node.value)
+            sizes = _sizes(holder) if node.attr == "shape" else None
+            return static_attribute(holder, node.attr) if sizes is None else sizes
         if isinstance(node, ast.Subscript):
             holder, key = self.value(node.value), self.value(node.slice)
+            if type(holder) in (tuple, list):
+                is_inside = type(key) is int and -len(holder) <= key < len(holder)
+                return holder[key] if is_inside else None
             return holder.get(key) if type(holder) is dict and type(key) in (str, int) else None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-            return self._called(self.get(node.func.id), [self.value(one) for one in node.args])
+        if isinstance(node, ast.Call) and not node.keywords:
+            values = [self.value(one) for one in node.args]
+            if isinstance(node.func, ast.Name):
+                return self._called(self.get(node.func.id), values)
+            if called_name(node) == "size" and len(values) == 1:
+                sizes = _sizes(self.value(node.func.value))  # type: ignore[attr-defined]
+                is_inside = sizes and type(values[0]) is int and abs(values[0]) < len(sizes)
+                return sizes[values[0]] if sizes and is_inside else None
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             value = self.value(node.operand)
             return -value if type(value) in _NUMBERS else None
@@ -91,11 +105,25 @@ class Names:
     @staticmethod
     def _called(function: Any, values: list[Any]) -> Any:
         if function is len and len(values) == 1:
+            sizes = _sizes(values[0])
+            if sizes is not None:
+                return sizes[0] if sizes else None
             return len(values[0]) if type(values[0]) in _CONTAINERS else None
         is_number = function is int and len(values) == 1
         is_extremum = (function is min or function is max) and len(values) > 1
         is_known = all(type(value) in _NUMBERS and abs(value) < MOST for value in values)
         return function(*values) if is_known and (is_number or is_extremum) else None
+
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    """The shape of a plain tensor or array; None for another value, also of a class of its own."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, np.ndarray):
+        return None
+    with torch._C.DisableTorchFunction():  # modes of the program
+        try:
+            return tuple(value.shape)
+        except RuntimeError:  # of a nested tensor
+            return None
 
 
 def static_attribute(holder: Any, name: str) -> Any:

@@ -37,8 +37,9 @@ from dlperf.runner.loops import (
     enclosing_loops,
     innermost_length,
     running_counters,
+    running_lines,
 )
-from dlperf.runner.run_length import RoundLength, SeenLoops, place_in, steps_left
+from dlperf.runner.run_length import BegunPass, RoundLength, SeenLoops, place_in, steps_left
 from dlperf.runner.step_rate import ObservedStep, Rate, StepBlock, pooled_rate, rate_of
 from dlperf.runner.trainers import TrainerLength, trainer_length
 
@@ -107,7 +108,7 @@ class LiveEta:
         self._log, self._clock, self._line = log, clock, line
         self._n_epochs, self._epochs_before, self._n_steps = n_epochs, 0, n_steps
         self._is_users_number = n_epochs is not None
-        self._loops_of: dict[int, tuple[tuple[RunningLoop, ...], Evaluation | None]] = {}
+        self._begun: dict[int, BegunPass] = {}
         self._evaluation: Evaluation | None = None
         self._seen_s = 0.0
         self._rate: Rate | None = None
@@ -177,8 +178,9 @@ class LiveEta:
 
     def _note_loops(self, epoch: EpochTimes, loader: Any, frame: FrameType) -> None:
         def note() -> None:
-            seen = enclosing_loops(frame), evaluation_of(frame, loader)
-            self._loops_of[id(epoch)] = seen
+            self._begun[id(epoch)] = BegunPass(
+                enclosing_loops(frame), running_lines(frame), evaluation_of(frame, loader)
+            )
 
         self._safely(note)
 
@@ -193,22 +195,26 @@ class LiveEta:
     # -- the forecast ------------------------------------------------------------------------------
 
     def _start(self, at: float) -> None:
-        seen, passes_seen = self._seen(), self._log.epochs
-        unseen: tuple[tuple[RunningLoop, ...], Evaluation | None] = ((), None)
-        last = id(passes_seen[-1]) if passes_seen else 0
-        loops, self._evaluation = self._loops_of.get(last, unseen)
-        self._log.on_pass, self._loops_of = None, {}
-        ends = steps_left(self._first_seen or seen, seen, self._passes)
+        seen, passes_seen, frame = self._seen(), self._log.epochs, sys._getframe(1)
+        begun = self._begun.get(id(passes_seen[-1]) if passes_seen else 0, BegunPass())
+        self._log.on_pass, self._begun = None, {}
+        self._evaluation = begun.evaluation
+        before = self._first_seen or seen
+        ends = steps_left(before, seen, self._passes)
         self.is_epoch = bool(passes_seen)
-        trainer = trainer_length(
-            sys._getframe(), seen.n_steps, self._passes, self._log.updates_per_step
-        )
+        trainer = trainer_length(frame, seen.n_steps, self._passes, self._log.updates_per_step)
         if trainer is not None:
             self._take_trainers(trainer)
             self._evaluation = trainer.evaluation
-        elif self.is_epoch:
-            self._count_epochs(loops, ends)
+        elif self.is_epoch and (
+            self._is_users_number or not begun.is_drawn_from(frame, before, seen, self._passes)
+        ):
+            self._count_epochs(begun.loops, ends)
         else:
+            if self.is_epoch and not begun.is_inside(seen):  # once in some steps, not passes
+                found = evaluation_of(frame, None)
+                self._evaluation = found and Evaluation(None)
+            self.is_epoch = False
             self._count_steps(seen, ends)
         if self._n_steps is not None:
             self._take_users_steps(self._n_steps)

@@ -13,7 +13,7 @@ import functools
 import linecache
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from types import FrameType, FunctionType
 
@@ -84,6 +84,26 @@ def innermost_length(frame: FrameType | None) -> int | None:
             return _sequence_length(node.iter, at.names)
         return None
     return None
+
+
+def running_lines(frame: FrameType | None) -> frozenset[tuple[str, int]]:
+    """File and running line of each function of the stack."""
+    found = set()
+    while frame is not None:
+        found.add((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return frozenset(found)
+
+
+def iterates(frame: FrameType | None, lines: Set[tuple[str, int]]) -> bool:
+    """Whether the program's ``for`` loops around `frame` include one whose head has such a line."""
+    return any(
+        (at.path, line) in lines
+        for at in surroundings(frame)
+        for node in at.loops
+        if isinstance(node, ast.For)
+        for line in range(node.lineno, (node.iter.end_lineno or node.lineno) + 1)
+    )
 
 
 def surroundings(frame: FrameType | None) -> Iterator[Surroundings]:

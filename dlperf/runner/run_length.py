@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 from dlperf.runner.counters import Counter
-from dlperf.runner.loops import RunningLoop
+from dlperf.runner.evaluation import Evaluation
+from dlperf.runner.loops import RunningLoop, iterates
 
 
 def place_in(loops: Sequence[RunningLoop]) -> tuple[int, int]:
@@ -29,6 +31,34 @@ class SeenLoops:
     n_steps: int
     loops: tuple[RunningLoop, ...] = ()
     counters: tuple[Counter, ...] = ()
+
+
+@dataclass(frozen=True)
+class BegunPass:
+    """Where a loader's pass began: the loops and the evaluation around it, the stack's `lines`."""
+
+    loops: tuple[RunningLoop, ...] = ()
+    lines: frozenset[tuple[str, int]] = frozenset()
+    evaluation: Evaluation | None = None
+
+    def is_inside(self, now: SeenLoops) -> bool:
+        """Whether it begins in an outer one of the loops around a step, and not in the inner."""
+        return 0 < len(self.loops) < len(now.loops)
+
+    def is_drawn_from(
+        self, frame: FrameType, before: SeenLoops, now: SeenLoops, passes: int
+    ) -> bool:
+        """Whether loops of steps draw from the pass with ``next``, and no ``for`` iterates over it.
+
+        Each round of the loops around `frame` is a step, or one of the `passes` of a step. A loop
+        that may end with the loader does not count.
+        """
+        n_steps = now.n_steps - before.n_steps
+        n_rounds = place_in(now.loops)[0] - place_in(before.loops)[0]
+        is_counted = n_rounds > 0 and n_rounds in (n_steps, n_steps * passes)
+        inner = now.loops[: len(now.loops) - len(self.loops)]
+        may_end = self.is_inside(now) and any(loop.may_end_early for loop in inner)
+        return is_counted and not may_end and bool(self.lines) and not iterates(frame, self.lines)
 
 
 def steps_left(before: SeenLoops, now: SeenLoops, passes: int) -> list[tuple[float, Counter]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -9,9 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from test_live_eta import Line, Loader, Pass, Run
 
+from dlperf.runner.evaluation import UNKNOWN_EVALUATION
+from dlperf.runner.frame_names import Names
 from dlperf.runner.step_rate import ObservedStep
 
 
@@ -32,7 +37,9 @@ class Trained(Run):
             self.log.follow([], 1)  # as soon as a training is found
         if self.log.n_steps == self.eta_at - 1:
             self.live.begin([ObservedStep(1.0)] * 8, self.passes)
-        self.step(1.0)
+        self.now += 1.0
+        self.iterator._num_yielded += 1
+        self.log.count(self.now)
 
     def batches(self, n: int) -> Iterator[int]:
         """A loader's pass."""
@@ -41,7 +48,7 @@ class Trained(Run):
         epoch = self.log.begin(loader, self.iterator, self.now)
         if self.log.on_pass is not None:
             self.log.on_pass(epoch, loader, sys._getframe(1))
-        yield from range(n)
+        return iter(range(n))
 
 
 def ran(path: Path, source: str, run: Trained, **names: Any) -> Trained:
@@ -173,6 +180,47 @@ STEPS = {
                 step += 1
                 if step >= args.steps: break
     """,
+    "an endless iterator": """
+        it = batches(10)
+        for i in range(args.steps):
+            if next(it, None) is None:
+                it = batches(10)
+                next(it)
+            train()
+    """,
+    "an endless iterator, its first pass watched": """
+        it = batches(400)
+        for i in range(args.steps):
+            next(it)
+            train()
+    """,
+    "an endless iterator, in nested ranges": """
+        for epoch in range(2):
+            it = batches(7)
+            for i in range(args.steps // 2):
+                for micro in range(3):
+                    try: next(it)
+                    except StopIteration:
+                        it = batches(7)
+                        next(it)
+                train()
+    """,
+    "an endless generator": """
+        def endless():
+            while True:
+                for batch in batches(10):
+                    yield batch
+        it = endless()
+        for i in range(args.steps):
+            next(it)
+            train()
+    """,
+    "lengths of tensors": """
+        for epoch in range(5):
+            for start in range(0, len(X), X.shape[1]):
+                for i in range(weight.size(0)):
+                    train()
+    """,
     "a limit before the last epoch": """
         step = 0
         for epoch in range(50):
@@ -188,7 +236,8 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_from_the_source(tmp_path: Path, name: str) -> None:
     args = SimpleNamespace(steps=100, resumed=5000)
-    live = ran(tmp_path, STEPS[name], Trained(), args=args).live
+    tensors = {"X": torch.zeros(40, 4), "weight": torch.nn.Parameter(torch.zeros(2))}
+    live = ran(tmp_path, STEPS[name], Trained(), args=args, **tensors).live
     assert live.first is not None
     assert (live.first.steps, live.is_epoch) == (100, False)
     assert live.epoch.error_frac == 0.0
@@ -233,6 +282,29 @@ EPOCHS = {
                 if i >= 40: break
                 train()
     """,
+    "a loader by hand, in each epoch": """
+        for epoch in range(3):
+            it = batches(40)
+            batch = next(it)
+            while batch is not None:
+                train()
+                batch = next(it, None)
+    """,
+    "a loader by hand, with a limit": """
+        for epoch in range(3):
+            it = batches(40)
+            for i in range(500):
+                if next(it, None) is None: break
+                train()
+    """,
+    "a loader of a generator": """
+        def scaled(loader):
+            for batch in loader:
+                yield batch / 2
+        for epoch in range(3):
+            for batch in scaled(batches(40)):
+                train()
+    """,
     "a limit of each call": """
         def one_epoch(n):
             for i, batch in enumerate(batches(100), 0):
@@ -254,6 +326,44 @@ def test_epochs_from_the_source(tmp_path: Path, name: str) -> None:
     assert live.training.measured_s == 120.0
 
 
+def test_epochs_of_one_batch_stay_epochs(tmp_path: Path) -> None:
+    source = "for epoch in range(60):\n    for batch in batches(1):\n        train()\n"
+    live = ran(tmp_path, source, Trained()).live
+    assert live.first is not None
+    assert (live.first.steps, live.first.n_epochs, live.is_epoch) == (1, 60, True)
+
+
+def test_evaluation_between_steps_is_unknown(tmp_path: Path) -> None:
+    source = """
+        def evaluate():
+            with torch.no_grad():
+                for batch in loader: pass
+        it = batches(400)
+        for i in range(100):
+            next(it)
+            train()
+            if i % 50 == 49: evaluate()
+    """
+    loader = torch.utils.data.DataLoader(torch.zeros(8))
+    live = ran(tmp_path, source, Trained(), torch=torch, loader=loader).live
+    assert live.notes == [UNKNOWN_EVALUATION]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_sizes_run_no_code_of_the_program() -> None:
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, *_: Any) -> Any:
+            raise AssertionError
+
+    nested = torch.nested.nested_tensor([torch.zeros(2)])
+    local = {"x": torch.zeros(3, 2), "a": np.zeros((4, 5)), "scalar": torch.tensor(0), "n": nested}
+    names = Names.of(local, {})
+    texts = ["len(x)", "len(a)", "a.shape[-1]", "x.size(1)", "x.size(2)", "len(scalar)", "len(n)"]
+    with Mode():
+        found = [names.value(ast.parse(text, mode="eval").body) for text in texts]
+    assert found == [3, 4, 5, 2, None, None, None]
+
+
 UNKNOWN = {
     "another condition": "while not stopped(train()): pass",
     "a counter that is set back": """
@@ -270,6 +380,11 @@ UNKNOWN = {
         while step < bound:
             train()
             step += 1
+    """,
+    "a length of a class of its own": """
+        class Rows(torch.Tensor): pass
+        X = torch.zeros(100).as_subclass(Rows)
+        for i in range(len(X)): train()
     """,
     "a counter by a float": """
         step = 0.0
@@ -288,7 +403,7 @@ def test_what_stays_unknown(tmp_path: Path, name: str) -> None:
         calls.append(call)
         return len(calls) == 100
 
-    first = ran(tmp_path, UNKNOWN[name], Trained(), stopped=stopped).live.first
+    first = ran(tmp_path, UNKNOWN[name], Trained(), stopped=stopped, torch=torch).live.first
     assert first is not None
     assert first.steps is None
 
