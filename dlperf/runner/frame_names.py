@@ -91,8 +91,9 @@ class Names:
                 return self._called(self.get(node.func.id), values)
             if called_name(node) == "size" and len(values) == 1:
                 sizes = _sizes(self.value(node.func.value))  # type: ignore[attr-defined]
-                is_inside = sizes and type(values[0]) is int and abs(values[0]) < len(sizes)
-                return sizes[values[0]] if sizes and is_inside else None
+                key = values[0]
+                is_size = sizes and type(key) is int and abs(key) < len(sizes)
+                return sizes[key] if sizes and is_size else None
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             value = self.value(node.operand)
             return -value if type(value) in _NUMBERS else None
