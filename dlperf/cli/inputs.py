@@ -81,13 +81,16 @@ def resolve(
     """The target of the options; `batch_size` and `inference` come before them."""
     from dlperf.recorder import targets
 
-    size = batch_size or args.batch_size or BATCH_SIZE
-    return targets.resolve(
+    asked = batch_size or args.batch_size
+    target = targets.resolve(
         spec,
-        size,
+        asked or BATCH_SIZE,
         inference=args.inference if inference is None else inference,
         input_shape=args.input,
     )
+    size = target.batch_size
+    refuse((asked not in (None, size), f"{spec}: was exported at batch size {size}, not {asked}"))
+    return target
 
 
 def is_trace(spec: str) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from dlperf.__main__ import main
 from dlperf.core.errors import DlperfError
 from dlperf.recorder.recording import record, record_target
 from dlperf.recorder.targets import resolve
@@ -53,3 +54,8 @@ def test_what_is_no_program_gets_one_line(tmp_path: Path) -> None:
     for bad in (text, archive):
         with pytest.raises(DlperfError, match=r"no exported program.*torch\.export\.save"):
             resolve(str(bad))
+
+
+def test_its_batch_size_stands(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", path, "--batch-size", "99", "--json", "-"]) == 2
+    assert "was exported at batch size " in capsys.readouterr().err
