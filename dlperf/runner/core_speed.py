@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ _UNSURE_FRAC = 0.5
 # Half of a 90 % interval for 20 s of steps, over the usual slowdown beyond the best: 0.17 of 0.24
 # and 0.16 of 0.32 in two such series, rounded down since the file's spread is added.
 _REPETITIONS = 4
+
+
+def is_traced() -> bool:
+    """Whether a tracer or profiler of this thread (coverage, a debugger) slows Python code down."""
+    return sys.gettrace() is not None or sys.getprofile() is not None
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from dlperf.core.clock import undisturbed
 from dlperf.core.units import format_percent, format_seconds
 from dlperf.runner.watched_training import WatchedStep
 
@@ -19,17 +22,19 @@ _MOST_DISTURBED_FRAC = 0.5
 class Disturbance:
     """What other programs took from the watched steps.
 
-    `core_frac`: processor time over elapsed time of the steps, without loading; None for several
-    threads, which also wait for each other. `slowdown`: of the core, from its speed samples.
-    `disturbed_frac`: share of the steps that lost their core. `load`: the system's load average
-    over a minute, None where the system has none. `step_s`: the step on a core of its own.
+    `core_frac`: processor time of the steps over itself plus the time in which they were ready to
+    run without a core; None for several threads, which also wait for each other, and where the
+    system does not tell. `slowdown`: of the core, from its speed samples. `disturbed_frac`: share
+    of the steps that lost their core. `load`: the system's load average over a minute, None where
+    the system has none. `step_s`: the step on a core of its own; None where `core_frac` is, and
+    where it would not be below the measured step.
     """
 
     core_frac: float | None
     slowdown: float
     disturbed_frac: float
     load: float | None
-    step_s: float
+    step_s: float | None
 
     @property
     def is_notable(self) -> bool:
@@ -55,7 +60,7 @@ class Disturbance:
         if self.load is not None:
             parts.append(f"the system's load was {self.load:.1f}")
         text = f"other programs disturbed the run: {', '.join(parts)}."
-        if self.core_frac is None:
+        if self.step_s is None:
             return text
         return (
             f"{text} On a core of its own the step would take about {format_seconds(self.step_s)}."
@@ -74,20 +79,44 @@ def system_load() -> float | None:
         return None
 
 
+def core_times_s() -> tuple[float, float | None]:
+    """Processor time of this process, and time that this thread was ready to run without a core.
+
+    Waiting for others (children, devices, sleep) is in neither. The second one is None where the
+    system does not tell: Linux alone does.
+    """
+    used_s = time.process_time()
+    try:
+        _, waited_ns, n_slices = Path("/proc/thread-self/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return used_s, None
+    return used_s, int(waited_ns) * 1e-9 if int(n_slices) else None
+
+
 def disturbance_of(
     steps: list[WatchedStep], threads: int, slowdown: float, load: float | None
 ) -> Disturbance:
-    """The disturbance of watched steps, at least one; `slowdown` is of the core meanwhile."""
-    timed = [step for step in steps if step.interval_s]
-    elapsed_s = sum((step.interval_s or 0.0) - step.loading_s for step in timed)
-    core_frac = None
-    if threads == 1 and elapsed_s > 0:
-        core_frac = min(1.0, sum(step.processor_s for step in timed) / elapsed_s)
-    own_s = statistics.median(step.own_s for step in steps)
-    return Disturbance(
-        core_frac,
-        slowdown,
-        statistics.fmean(step.disturbed for step in steps),
-        load,
-        own_s * (1.0 if core_frac is None else core_frac) / slowdown,
-    )
+    """The disturbance of watched steps, at least one; `slowdown` is of the core meanwhile.
+
+    The step on a core of its own is the measured one, whose disturbed steps are dropped, without
+    what the remaining ones waited for a core, over `slowdown`. Its lower bound is the least
+    processor time of a step.
+    """
+    timed = [(step, step.queue_wait_s) for step in steps if step.queue_wait_s is not None]
+    used_s = sum(step.processor_s for step, _ in timed)
+    core_frac = step_s = None
+    if threads == 1 and used_s > 0:
+        core_frac = used_s / (used_s + sum(waited_s for _, waited_s in timed))
+        alone = [(_without_wait_s(step, waited_s), step.disturbed) for step, waited_s in timed]
+        least_s = min(min(step.own_s, step.processor_s) for step, _ in timed)
+        step_s = max(undisturbed(alone).median / slowdown, least_s)
+        if step_s >= undisturbed([(step.own_s, step.disturbed) for step in steps]).median:
+            step_s = None
+    disturbed_frac = statistics.fmean(step.disturbed for step in steps)
+    return Disturbance(core_frac, slowdown, disturbed_frac, load, step_s)
+
+
+def _without_wait_s(step: WatchedStep, waited_s: float) -> float:
+    """The step without its share of the wait for a core in its interval."""
+    interval_s = step.interval_s or step.own_s
+    return step.own_s * max(0.0, 1.0 - waited_s / interval_s) if interval_s else 0.0

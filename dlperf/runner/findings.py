@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 
 _SHARES_S = 0.2
 """About how long the shares of all optimizers' steps are timed after the training."""
+TRACED = (
+    "Python was traced (coverage, a debugger, a profiler): steps are slower, and the core speed was"
+    " not sampled"
+)
 _APART_FRAC = 0.5
 """Layers and step come from different steps, few of each: smaller differences are noise."""
 
@@ -112,6 +116,8 @@ class Findings:
         if watcher.epochs.n_steps < plan.n_steps and n_layered < plan.layered:
             timed = f"layers were timed in {n_layered} of {plan.layered} steps"
             self.notes.append(f"the training ended early, {timed}: {_steps_seen(watcher)}")
+        if len(watched.speed_samples_s) < len(watched.plain):
+            self.notes.append(TRACED)
         self.notes += [] if ranks is None else ranks.remarks
         self.notes += [] if live is None else live.notes
 

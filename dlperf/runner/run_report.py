@@ -56,7 +56,7 @@ def compiled_lines(findings: Findings) -> list[str]:
     seconds, disturbance, lines = units.format_seconds, findings.disturbance, list[str]()
     measured_s = findings.measurement.step["total"].median
     measured = f"measured {seconds(measured_s)}"
-    if disturbance.is_notable and disturbance.core_frac is not None:
+    if disturbance.is_notable and disturbance.step_s is not None:
         measured_s = disturbance.step_s
         measured = f"about {seconds(measured_s)} on a core of its own"
     if compiled is not None and (predicted_s := compiled.step.total_s) is not None:

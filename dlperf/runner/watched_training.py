@@ -55,9 +55,10 @@ class WatchedStep:
     `interval_s`: from the end of the period before to the end of this one; None where something
     else than training lay between. `outside_s`: the rest. `by_optimizer`: seconds of each one, by
     its id. `n_passes`: forwards with a backward. `n_batches`: those that loaders returned.
-    `processor_s`: processor time in it. `speed_sample_s`: see
-    :class:`dlperf.runner.core_speed.SpeedSamples`. `began`: the first call of
-    a model for it. `is_whole`: only interval, loading and the optimizer were timed.
+    `processor_s`, `queue_wait_s`: see :func:`dlperf.runner.disturbance.core_times_s`.
+    `speed_sample_s`: see :class:`dlperf.runner.core_speed.SpeedSamples`; None where the program
+    traces itself. `began`: the first call of a model for it. `is_whole`: only interval, loading and
+    the optimizer were timed.
     """
 
     forward_s: float = 0.0
@@ -73,6 +74,7 @@ class WatchedStep:
     disturbed: bool = False
     loaded: LoaderProgress = LoaderProgress()
     processor_s: float = 0.0
+    queue_wait_s: float | None = None
     speed_sample_s: float | None = None
     began: float | None = None
     is_whole: bool = False

@@ -12,7 +12,6 @@ never reaches the program.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -44,8 +43,8 @@ from dlperf.runner.compilation import (
     is_compiled,
     module_stepped_by,
 )
-from dlperf.runner.core_speed import SpeedSamples
-from dlperf.runner.disturbance import system_load
+from dlperf.runner.core_speed import SpeedSamples, is_traced
+from dlperf.runner.disturbance import core_times_s, system_load
 from dlperf.runner.epoch_log import EpochLog
 from dlperf.runner.training_search import (
     FoundTraining,
@@ -103,7 +102,7 @@ class Watcher:
         self._stepper: Any = None
         self._stepper_s = 0.0
         self._last_end: float | None = None
-        self._used = 0.0
+        self._core_times_s: tuple[float, float | None] = (0.0, None)
         self._switches = self._depth = 0
         self._spoilt = False
         self._probe: LayerProbe | None = None
@@ -448,22 +447,25 @@ class Watcher:
         step.disturbed = self.clock.switches() != self._switches
         if self._last_end is not None and not self._spoilt:
             step.interval_s = now - self._last_end
-        step.processor_s = time.process_time() - self._used
+        (used_s, waited_s), (used_before_s, before_s) = core_times_s(), self._core_times_s
+        step.processor_s = used_s - used_before_s
+        if waited_s is not None and before_s is not None:
+            step.queue_wait_s = waited_s - before_s
         if self._is_compiled:
             step.n_passes, step.is_whole = 1, True
             step.began = self._last_end
         if self.stage in (PLAIN, LAYERED):
             step.loaded = self.epochs.loaded
         if step.n_passes:
-            step.speed_sample_s = self.speed_samples.take()
+            step.speed_sample_s = None if is_traced() else self.speed_samples.take()
             self._keep(step, inside)
         self._step, self._spoilt, self._switches = WatchedStep(), False, self.clock.switches()
         self._await_root()
         is_plain = is_plain and step.interval_s is not None and step.n_passes > 0
         mark = StepMark(id(optimizer), now, self.clock.now(), is_plain, step.began, step.own_s)
         self._tell(mark, is_watched=True)
-        self._last_end, self._used = self.clock.now(), time.process_time()
-        self._since = self._last_end
+        self._core_times_s = core_times_s()
+        self._since = self._last_end = self.clock.now()
 
     def _tell(self, mark: StepMark, is_watched: bool) -> None:
         if self.recorder is not None:

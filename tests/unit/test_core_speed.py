@@ -9,6 +9,7 @@ import itertools
 import math
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,7 +18,14 @@ from dlperf.core.clock import Clock, CoreSpeed, Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.machine import Cpu, Machine
 from dlperf.core.variation import log_sigma
-from dlperf.runner.core_speed import CoreState, SpeedSamples, UsualSpeed, slowdown, usual_speed
+from dlperf.runner.core_speed import (
+    CoreState,
+    SpeedSamples,
+    UsualSpeed,
+    is_traced,
+    slowdown,
+    usual_speed,
+)
 from dlperf.runner.epoch_log import EpochLog
 from dlperf.runner.live_eta import LiveEta
 from dlperf.runner.step_rate import ObservedStep, rate_of
@@ -105,6 +113,20 @@ def test_what_a_machine_file_says() -> None:
     assert (found.best_s, found.slowdown) == (8e-6, pytest.approx(1.1 * 1.02))
     assert found.sigma == pytest.approx(log_sigma(contended_intervals.samples))
     assert usual_speed(Machine(CPU), 1) == UsualSpeed()
+
+
+def test_a_tracer_and_a_profiler_are_noticed() -> None:
+    before = sys.gettrace(), sys.getprofile()
+    found = []
+    try:
+        for trace, profile in ((None, None), (lambda *_: None, None), (None, lambda *_: None)):
+            sys.settrace(trace)
+            sys.setprofile(profile)
+            found.append(is_traced())
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+    assert found == [False, True, True]
 
 
 # -- forecasts -------------------------------------------------------------------------------------

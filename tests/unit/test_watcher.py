@@ -4,6 +4,7 @@ forecast's arithmetic.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dlperf.core.clock import Clock
 from dlperf.core.errors import DlperfError
-from dlperf.runner.findings import Findings, inputs_of
+from dlperf.runner.findings import TRACED, Findings, inputs_of
 from dlperf.runner.step_rate import typical_s
 from dlperf.runner.training_search import TrainingSearch
 from dlperf.runner.watcher import DONE, Watcher
@@ -178,6 +179,20 @@ def test_accumulation_counts_passes() -> None:
     assert any(
         "a step has 3 forward and backward passes" in note for note in watching.measurement.notes
     )
+
+
+def test_under_a_tracer_the_core_speed_is_not_sampled() -> None:
+    """A tracer slows the samples' own work, which other programs do not."""
+    model, before = Net(), sys.gettrace()
+    with profile(model) as watching:
+        sys.settrace(lambda *_: None)
+        try:
+            train(model, 40, nn.CrossEntropyLoss())
+        finally:
+            sys.settrace(before)
+    findings = watching.findings
+    assert TRACED in findings.notes
+    assert findings.disturbance.slowdown == 1.0
 
 
 def test_a_loop_that_raises_raises_its_own_error() -> None:
