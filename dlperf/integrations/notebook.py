@@ -37,6 +37,8 @@ class DlperfMagics(Magics):  # type: ignore[misc]
         threads = before if given.threads is None else given.threads
         try:
             check_count("--threads", threads)
+            if given.name is not None and not given.name.isidentifier():
+                raise DlperfError(f"--as {given.name}: is no name of a variable")
             model = _evaluated(shell, " ".join(given.model))
             watched = profile(model, given.machine and given.machine.strip("\"'"))
         except DlperfError as error:

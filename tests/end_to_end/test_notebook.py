@@ -113,6 +113,7 @@ def test_an_error_is_shown_as_without_the_magic(shell: Any, cell: str, kind: Any
         ("model --machine none.json", "none.json: there is no such machine file"),
         ("model --machine 'none of.json'", "none of.json: there is no such machine file"),
         ("model --threads 0", "--threads is 0; it must be at least 1"),
+        ("model --as 1x", "--as 1x: is no name of a variable"),
         ("model --threads many", "invalid int value: 'many'"),
         ("", "arguments are required: model"),
     ],
