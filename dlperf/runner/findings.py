@@ -299,18 +299,17 @@ class Findings:
         """The compiled step on the machine; None where :attr:`prediction` is, and where no step of
         a compiled model was recorded.
         """
-        recording, eager = self.watched.compiled, self.prediction
-        if recording is None or eager is None or self.machine is None:
+        recording = self.watched.compiled
+        if recording is None or self.prediction is None or self.machine is None:
             return None
         from dlperf.forecast.prediction import predict
 
         try:
             trace = recording.trace(self.name, self.batch_size)
-            found = predict(trace, self.machine, threads=self.watched.threads)
+            return predict(trace, self.machine, threads=self.watched.threads)
         except Exception as error:
             self.notes.append(f"no prediction of the compiled step: {one_line(error)}")
             return None
-        return found.cross_machine() if eager.is_cross_machine else found
 
     @cached_property
     def report(self) -> Report | None:
