@@ -197,7 +197,8 @@ def _with_unit(word: str, field: str) -> str:
 
 def file_formats() -> str:
     """Every field of the formats that dlperf reads, from their typed records."""
-    from dlperf.core.records import cluster, communication, machine, measurement, trace
+    from dlperf.core import cluster
+    from dlperf.core.records import communication, machine, measurement, trace
 
     parts = []
     for name, module in (

@@ -12,63 +12,89 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Final, Literal, get_args
+
+from msgspec import Meta, Struct, structs, to_builtins
+from msgspec import field as entry
 
 from dlperf.core import files
-from dlperf.core.clock import Samples, samples_from_record, samples_to_json
+from dlperf.core.clock import Samples
 from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
-from dlperf.core.conversion import check_unique, convert, refuse
+from dlperf.core.conversion import (
+    CoRunRecord,
+    IndexOrNone,
+    Name,
+    Positive,
+    PositiveSeconds,
+    Seconds,
+    Text,
+    Threads,
+    Whole,
+    check_unique,
+    convert,
+    refuse,
+)
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
-from dlperf.core.records.cluster import (
-    ClusterRecord,
-    Distance,
-    InterferenceRecord,
-    Kind,
-    LinkRecord,
-)
-from dlperf.core.records.cluster import Rank as Rank
 
 SCHEMA, SCHEMA_VERSION = "dlperf.cluster", 2
-DISTANCES: tuple[str, ...] = get_args(Distance)
+Distance = Literal["socket", "node", "network"]
+What = Literal["ping_pong", "train", "send"]
+Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
+BytesPerSecond = Annotated[float, Meta(ge=1e-3, le=1e18)]
+Ranks = Annotated[int, Meta(ge=1, le=2**24)]
+SeveralRanks = Annotated[int, Meta(ge=2, le=2**24)]
+DISTANCES: tuple[Distance, ...] = get_args(Distance)
 """Where the other end of a link is: on the same socket, on another socket of the same node, on
 another node (host name).
 """
-KINDS: tuple[str, ...] = get_args(Kind)
-PING_PONG, TRAIN, SEND = "ping_pong", "train", "send"
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PING_PONG: Final = "ping_pong"
+TRAIN: Final = "train"
+SEND: Final = "send"
 
 
-@dataclass(frozen=True)
-class Message:
-    """Messages of one size over a link, while `n_pairs` pairs of ranks do the same at once; samples
-    in seconds.
+class Timed(Struct, frozen=True, kw_only=True, gc=False):
+    """Samples in seconds, and the number of disturbed ones."""
+
+    samples_s: Annotated[tuple[PositiveSeconds, ...], Meta(min_length=1)]  #: Raw samples.
+    disturbed: Whole = 0  #: Samples that were dropped.
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "samples_s", tuple(self.samples_s))  # hashable
+
+    @property
+    def samples(self) -> Samples:
+        """The samples with their statistics."""
+        return Samples(self.samples_s, self.disturbed)
+
+
+class Message(Timed, frozen=True, gc=False):
+    """Messages of one size over a link, while `n_pairs` pairs of ranks do the same at once.
 
     `what` is ``ping_pong`` (half a round trip), ``train`` (`n_messages` one after another in one
     direction, until the last is known to have arrived) or ``send`` (what the sender's call takes
     before it returns: LogGP's overhead). Of several pairs, the slowest counts.
     """
 
-    what: str
-    n_bytes: int
-    n_pairs: int
-    n_messages: int
-    samples: Samples
+    what: What  #: Half a round trip, one-way train, or the sender's call.
+    n_bytes: Whole = entry(name="bytes")  #: Size of a message.
+    n_pairs: Ranks = entry(name="pairs")  #: Pairs of ranks at once.
+    n_messages: Positive = entry(name="messages")  #: Messages of a train.
 
 
-@dataclass(frozen=True)
-class Link:
-    """What joins two ranks at one distance: raw samples, or `latency_s` and `bandwidth_bytes_per_s`
-    (one direction) from a data sheet, or both.
+class Link(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """What joins two ranks at one distance: measured messages, `latency_s` and
+    `bandwidth_bytes_per_s` from a data sheet, or both.
     """
 
-    distance: str
-    messages: tuple[Message, ...] = ()
-    latency_s: float | None = None
-    bandwidth_bytes_per_s: float | None = None
+    distance: Distance  #: Where the other rank is.
+    messages: tuple[Message, ...] = ()  #: Measured messages.
+    latency_s: Seconds | None = None  #: From a data sheet.
+    bandwidth_bytes_per_s: BytesPerSecond | None = None  #: From a data sheet, one direction.
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(Timed, frozen=True, gc=False):
     """One collective at one size: seconds from a common start, the mean over its ranks (of a
     broadcast, the last rank).
 
@@ -76,52 +102,45 @@ class Collective:
     broadcast, and what each gets from an all-gather.
     """
 
-    kind: str
-    n_bytes: int
-    n_ranks: int
-    ranks_per_node: int
-    samples: Samples
+    kind: Kind  #: The collective.
+    n_bytes: Whole = entry(name="bytes")  #: The whole vector.
+    n_ranks: SeveralRanks = entry(name="ranks")  #: Number of ranks.
+    ranks_per_node: Ranks  #: Ranks of a node.
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """The sum of two vectors of `n_bytes` in one thread, as a ring adds a segment that has arrived;
-    seconds.
-    """
+class Reduction(Timed, frozen=True, gc=False):
+    """The sum of two vectors in one thread, as a ring adds a segment that has arrived."""
 
-    n_bytes: int
-    samples: Samples
+    n_bytes: Positive = entry(name="bytes")  #: Size of a vector.
 
 
-@dataclass(frozen=True)
-class Interference:
+class Interference(Struct, frozen=True, gc=False):
     """A computation while a collective runs in the background of every rank, and the collective
     meanwhile.
 
-    `kernel` is ``gemm`` or ``stream``; `alone` and `together` are seconds of one call of it,
-    without and with an all-reduce of `n_bytes`; `collective_alone` and `collective_together`
-    seconds of that all-reduce, without and with the computation.
+    `alone` and `together` are calls of the computation without and with an all-reduce of `n_bytes`;
+    `collective_alone` and `collective_together` that all-reduce without and with the computation.
     """
 
-    kernel: str
-    threads: int
-    n_bytes: int
-    n_ranks: int
-    ranks_per_node: int
-    alone: Samples
-    together: Samples
-    collective_alone: Samples
-    collective_together: Samples
+    kernel: Name  #: `gemm` or `stream`.
+    threads: Threads  #: Number of threads.
+    n_bytes: Positive = entry(name="bytes")  #: Size of the all-reduce.
+    n_ranks: Ranks = entry(name="ranks")  #: Number of ranks.
+    ranks_per_node: Ranks  #: Ranks of a node.
+    alone: Timed  #: The computation alone.
+    together: Timed  #: The computation beside the all-reduce.
+    collective_alone: Timed  #: The all-reduce alone.
+    collective_together: Timed  #: The all-reduce beside the computation.
 
     @property
     def compute_factor(self) -> float:
         """Slowdown of the computation by the collective, at the rate of this link."""
-        return self.together.median / self.alone.median
+        return self.together.samples.median / self.alone.samples.median
 
     @property
     def collective_factor(self) -> float:
         """Slowdown of the collective while every rank computes."""
-        return self.collective_together.median / self.collective_alone.median
+        return self.collective_together.samples.median / self.collective_alone.samples.median
 
     @property
     def stolen_s_per_byte(self) -> float:
@@ -131,8 +150,44 @@ class Interference:
         carries over to a slower link where `compute_factor` does not: (1 - alone / together) x
         duration / bytes, not below 0.
         """
-        lost = max(0.0, 1 - self.alone.median / self.together.median)
-        return lost * self.collective_together.median / self.n_bytes
+        lost = max(0.0, 1 - self.alone.samples.median / self.together.samples.median)
+        return lost * self.collective_together.samples.median / self.n_bytes
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where one rank of the measurement ran: host name, and socket of the host (-1 where it may use
+    several).
+
+    `system` names the running kernel (Linux: its boot id): hosts that have it in common are
+    containers or namespaces of one computer, whose ranks share cores and memory. Empty where it is
+    not known.
+    """
+
+    host: Name  #: Host name.
+    socket: IndexOrNone = -1  #: Socket; -1 for several.
+    system: Text = ""  #: Boot id of the kernel.
+
+
+class ClusterRecord(Struct, gc=False, forbid_unknown_fields=True):
+    """Measured links between ranks."""
+
+    schema: str  #: `dlperf.cluster`.
+    schema_version: int  #: 2.
+    created: Text = ""  #: Time of the measurement, ISO 8601.
+    versions: dict[str, Text] = {}  #: dlperf, Python, system, torch, numpy.
+    backend: Literal["gloo", "nccl"] = "gloo"  #: Library of the collectives.
+    threads: Threads = 1  #: Threads of a rank.
+    mode: Text = "hand-written"  #: `quick`, `full` or `hand-written`.
+    groups: tuple[Text, ...] = ()  #: Finished groups.
+    complete: bool = False  #: Whether every group is finished.
+    notes: tuple[Text, ...] = ()  #: Remarks of the measurement.
+    ranks: tuple[Rank, ...] = ()  #: Where the ranks ran.
+    links: tuple[Link, ...] = ()  #: Links by distance.
+    collectives: tuple[Collective, ...] = ()  #: Measured collectives.
+    reductions: tuple[Reduction, ...] = ()  #: Sums of vectors.
+    interferences: tuple[Interference, ...] = ()  #: Computation beside communication.
+    co_runs: list[CoRunRecord] = []  #: Ranks of one computer at once.
 
 
 @dataclass(frozen=True, repr=False)
@@ -202,43 +257,11 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
 
     def to_json(self) -> dict[str, Any]:
         """The cluster as JSON data."""
+        shared = ClusterRecord.__struct_fields__[2:-1]
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
-            "created": self.created,
-            "versions": dict(self.versions),
-            "backend": self.backend,
-            "threads": self.threads,
-            "mode": self.mode,
-            "groups": list(self.groups),
-            "complete": self.complete,
-            "notes": list(self.notes),
-            "ranks": [vars(rank) for rank in self.ranks],
-            "links": [_link_to_json(link) for link in self.links],
-            "collectives": [
-                {
-                    "kind": c.kind,
-                    "bytes": c.n_bytes,
-                    "ranks": c.n_ranks,
-                    "ranks_per_node": c.ranks_per_node,
-                    **samples_to_json(c.samples),
-                }
-                for c in self.collectives
-            ],
-            "reductions": [
-                {"bytes": r.n_bytes, **samples_to_json(r.samples)} for r in self.reductions
-            ],
-            "interferences": [
-                {
-                    "kernel": i.kernel,
-                    "threads": i.threads,
-                    "bytes": i.n_bytes,
-                    "ranks": i.n_ranks,
-                    "ranks_per_node": i.ranks_per_node,
-                    **{name: samples_to_json(getattr(i, name)) for name in _SERIES},
-                }
-                for i in self.interferences
-            ],
+            **{name: to_builtins(getattr(self, name)) for name in shared},
             "co_runs": [co_run_to_json(co_run) for co_run in self.co_runs],
         }
 
@@ -251,85 +274,27 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
         if not record.links and not record.groups and record.mode == "hand-written":
             refuse(
                 "links",
-                record.links,
+                [],
                 "at least one, with distance, latency_s and bandwidth_bytes_per_s",
             )
         check_unique("links[{}].distance", [link.distance for link in record.links])
+        for index, link in enumerate(record.links):
+            for name in ("latency_s", "bandwidth_bytes_per_s"):
+                if not link.messages and getattr(link, name) is None:
+                    raise DlperfError(
+                        f"links[{index}] ({link.distance}) has neither messages nor {name};"
+                        " expected both latency_s and bandwidth_bytes_per_s"
+                    )
         for index, row in enumerate(record.collectives):
-            if row.ranks_per_node > row.ranks:
+            if row.ranks_per_node > row.n_ranks:
                 refuse(
                     f"collectives[{index}].ranks_per_node",
                     row.ranks_per_node,
-                    f"at most its {row.ranks} ranks",
+                    f"at most its {row.n_ranks} ranks",
                 )
-        return cls(
-            links=tuple(
-                _link_from_record(link, f"links[{index}]")
-                for index, link in enumerate(record.links)
-            ),
-            collectives=tuple(
-                Collective(c.kind, c.bytes, c.ranks, c.ranks_per_node, samples_from_record(c))
-                for c in record.collectives
-            ),
-            reductions=tuple(
-                Reduction(row.bytes, samples_from_record(row)) for row in record.reductions
-            ),
-            interferences=tuple(map(_interference_from_record, record.interferences)),
-            ranks=record.ranks,
-            backend=record.backend,
-            threads=record.threads,
-            mode=record.mode,
-            groups=record.groups,
-            complete=record.complete,
-            notes=record.notes,
-            versions=record.versions,
-            created=record.created,
-            co_runs=tuple(
-                co_run_from_record(row, f"co_runs[{index}]")
-                for index, row in enumerate(record.co_runs)
-            ),
+        entries = structs.asdict(record)
+        del entries["schema"], entries["schema_version"]
+        entries["co_runs"] = tuple(
+            co_run_from_record(row, f"co_runs[{index}]") for index, row in enumerate(record.co_runs)
         )
-
-
-_SERIES = ("alone", "together", "collective_alone", "collective_together")
-
-
-def _link_to_json(link: Link) -> dict[str, Any]:
-    sheet = {
-        name: value
-        for name in ("latency_s", "bandwidth_bytes_per_s")
-        if (value := getattr(link, name)) is not None
-    }
-    messages = [
-        {
-            "what": m.what,
-            "bytes": m.n_bytes,
-            "pairs": m.n_pairs,
-            "messages": m.n_messages,
-            **samples_to_json(m.samples),
-        }
-        for m in link.messages
-    ]
-    return {"distance": link.distance, **sheet, **({"messages": messages} if messages else {})}
-
-
-def _link_from_record(record: LinkRecord, entry: str) -> Link:
-    if not record.messages:
-        for name in ("latency_s", "bandwidth_bytes_per_s"):
-            if getattr(record, name) is None:
-                raise DlperfError(
-                    f"{entry} ({record.distance}) has neither messages nor {name}; expected both"
-                    " latency_s and bandwidth_bytes_per_s"
-                )
-    messages = tuple(
-        Message(m.what, m.bytes, m.pairs, m.messages, samples_from_record(m))
-        for m in record.messages
-    )
-    return Link(record.distance, messages, record.latency_s, record.bandwidth_bytes_per_s)
-
-
-def _interference_from_record(record: InterferenceRecord) -> Interference:
-    series = (samples_from_record(getattr(record, name)) for name in _SERIES)
-    return Interference(
-        record.kernel, record.threads, record.bytes, record.ranks, record.ranks_per_node, *series
-    )
+        return cls(**entries)

@@ -69,7 +69,7 @@ def interference_of(cluster: Cluster, threads: int) -> Interference | None:
         stolen[i.kernel].append(i.stolen_s_per_byte * i.n_bytes / sent)
     both = [*stolen["stream"], *stolen["gemm"]] or [0.0]
     delayed = [
-        max(0.0, i.collective_together.median - i.collective_alone.median) / sent
+        max(0.0, i.collective_together.samples.median - i.collective_alone.samples.median) / sent
         for i, sent in zip(at, sent_bytes)
     ]
     memory, compute = (statistics.median(stolen[kernel] or both) for kernel in ("stream", "gemm"))

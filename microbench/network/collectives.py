@@ -5,15 +5,15 @@ collective cost each other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from statistics import fmean
 
 import torch
 import torch.distributed as dist
 
-from dlperf.core.clock import Clock, Repeats, Samples, sample_in_turns
-from dlperf.core.cluster import KINDS, Collective, Interference, Reduction
+from dlperf.core.clock import Clock, Repeats, sample_in_turns, samples_to_json
+from dlperf.core.cluster import KINDS, Collective, Interference, Kind, Reduction, Timed
 from dlperf.core.units import KIB, MIB
 from dlperf.microbench.network.links import over_sizes
 from dlperf.microbench.network.passes import Passes
@@ -40,7 +40,7 @@ _WEIGHTS = {"all_reduce": 3.0, "reduce_scatter": 1.0, "all_gather": 1.5, "broadc
 _INTERFERENCE_BYTES = {"quick": (4 * MIB,), "full": (2 * MIB, 12 * MIB)}
 _GEMM_SIZE, _SLICE, _STREAM_ELEMENTS = 192, 2**16, 2**23
 _COMPUTE_S = 0.06
-Key = tuple[str, int, int, int]  # what a Collective is but for its samples
+Key = tuple[Kind, int, int, int]  # what a Collective is but for its samples
 _reduce_scatter: Callable[..., object] = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )  # renamed in torch 2.13
@@ -68,10 +68,10 @@ def _counts(n: int) -> list[int]:
 
 
 def measure_collectives(
-    team: Team, mode: str, budget: Clock, passes: Passes[Key], kinds: Iterable[str] = KINDS
+    team: Team, mode: str, budget: Clock, passes: Passes[Key]
 ) -> list[Collective]:
     """All kinds over all groups, their samples through `passes`; rank 0 gets them."""
-    plan = [(kind, team.group(ranks)) for ranks in groups_of(team.nodes()) for kind in kinds]
+    plan = [(kind, team.group(ranks)) for ranks in groups_of(team.nodes()) for kind in KINDS]
     n_passes = 1 if mode == "quick" else 2
     turns = plan * n_passes
     for number, (kind, group) in enumerate(turns):
@@ -84,7 +84,9 @@ def measure_collectives(
                 passes.add(key, number // len(plan), map(joined, zip(*lists)))
         team.watch.begin(f"waiting for {kind} of other ranks")
         team.wait()
-    return [Collective(*key, samples) for key, samples in passes.samples().items()]
+    return [
+        Collective(*key, **samples_to_json(samples)) for key, samples in passes.samples().items()
+    ]
 
 
 def prepare(team: Team, kind: str, n_bytes: int, group: Group) -> Callable[[], float]:
@@ -129,7 +131,7 @@ def measure_reductions(mode: str) -> list[Reduction]:
             Repeats(5e-4, 5 if mode == "quick" else 15),
             Clock(),
         )
-        found.append(Reduction(size, samples))
+        found.append(Reduction(size, **samples_to_json(samples)))
     torch.set_num_threads(threads)
     return found
 
@@ -177,7 +179,7 @@ def measure_interference(team: Team, mode: str, budget: Clock) -> list[Interfere
 
 def _in_turns(
     team: Team, group: Group, compute: Callable[[], object], vector: torch.Tensor, budget: Clock
-) -> list[Samples]:
+) -> list[Timed]:
     lists: list[list[float]] = [[], [], [], []]
     team.wait()
     while team.decide(group, int((budget.left_s > 0 and len(lists[0]) < 15) or len(lists[0]) < 2)):
@@ -194,7 +196,7 @@ def _in_turns(
         rows += _both(team, group, compute, vector)
         for values, place in zip(zip(*team.collect(group, rows)), (0, 2, 1, 3)):
             lists[place].append(fmean(values))
-    return [Samples(tuple(values)) for values in lists]
+    return [Timed(samples_s=tuple(values)) for values in lists]
 
 
 def _compute_for(team: Team, compute: Callable[[], object], seconds: float) -> float:

@@ -12,8 +12,8 @@ from statistics import median_high
 import torch
 import torch.distributed as dist
 
-from dlperf.core.clock import Clock
-from dlperf.core.cluster import PING_PONG, SEND, TRAIN, Link, Message
+from dlperf.core.clock import Clock, samples_to_json
+from dlperf.core.cluster import PING_PONG, SEND, TRAIN, Distance, Link, Message, What
 from dlperf.core.units import KIB, MIB
 from dlperf.microbench.network.passes import Passes
 from dlperf.microbench.network.team import Group, Team
@@ -40,7 +40,7 @@ SIZES = {
 }
 _TRAIN_MESSAGES = 16
 _LATENCY_BYTES = 64 * KIB
-Key = tuple[str, str, int, int, int]  # distance, and what a Message is but for its samples
+Key = tuple[Distance, What, int, int, int]  # distance, and what a Message is but for its samples
 _ACKNOWLEDGEMENT_BYTES = 4
 
 
@@ -48,7 +48,7 @@ _ACKNOWLEDGEMENT_BYTES = 4
 class Pairs:
     """Pairs of ranks at one distance, disjoint, that may talk at once; rank 0 leads the first."""
 
-    distance: str
+    distance: Distance
     pairs: tuple[tuple[int, int], ...]
 
 
@@ -59,18 +59,15 @@ def find_pairs(nodes: list[list[int]], sockets: list[int]) -> list[Pairs]:
     >>> find_pairs([[0, 1], [2, 3]], [-1] * 4)
     [Pairs(distance='socket', pairs=((0, 1),)), Pairs(distance='network', pairs=((0, 2), (1, 3)))]
     """
-    found = []
     first = nodes[0]
     same = [rank for rank in first if sockets[rank] == sockets[first[0]]]
     other = [rank for rank in first if sockets[rank] != sockets[first[0]]]
-    for distance, pairs in (
-        ("socket", list(zip(same[::2], same[1::2]))),
-        ("node", list(zip(same, other))),
-        ("network", list(zip(nodes[0], nodes[1])) if len(nodes) > 1 else []),
-    ):
-        if pairs:
-            found.append(Pairs(distance, tuple(pairs)))
-    return found
+    found = (
+        Pairs("socket", tuple(zip(same[::2], same[1::2]))),
+        Pairs("node", tuple(zip(same, other))),
+        Pairs("network", tuple(zip(*nodes[:2])) if len(nodes) > 1 else ()),
+    )
+    return [one for one in found if one.pairs]
 
 
 def measure_links(team: Team, mode: str, budget: Clock, passes: Passes[Key]) -> list[Link]:
@@ -95,7 +92,7 @@ def measure_links(team: Team, mode: str, budget: Clock, passes: Passes[Key]) -> 
             share = budget.part(1 / (len(plan) * (n_passes - number) - place))
             _one_pass(team, mode, distance, chosen, group, share, passes, number)
     messages = [
-        (distance, Message(what, n_bytes, n_pairs, n_messages, samples))
+        (distance, Message(what, n_bytes, n_pairs, n_messages, **samples_to_json(samples)))
         for (distance, what, n_bytes, n_pairs, n_messages), samples in passes.samples().items()
     ]
     return [
@@ -110,7 +107,7 @@ def measure_links(team: Team, mode: str, budget: Clock, passes: Passes[Key]) -> 
 def _one_pass(
     team: Team,
     mode: str,
-    distance: str,
+    distance: Distance,
     pairs: tuple[tuple[int, int], ...],
     group: Group,
     budget: Clock,

@@ -37,7 +37,16 @@ from dlperf.cli import main as cli
 from dlperf.cli.main import main
 from dlperf.core import host
 from dlperf.core.clock import Samples
-from dlperf.core.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
+from dlperf.core.cluster import (
+    Cluster,
+    Collective,
+    Interference,
+    Link,
+    Message,
+    Rank,
+    Reduction,
+    Timed,
+)
 from dlperf.core.co_run import CoRun
 from dlperf.core.communication import Communication, Event, RankStep
 from dlperf.core.costs import Cost
@@ -135,19 +144,19 @@ def cluster() -> Cluster:
 
     def sweep(what: str, seconds: float) -> list[Message]:
         return [
-            Message(what, size, 1, 8, Samples((seconds + size * 1e-9,) * 2))
+            Message(what, size, 1, 8, samples_s=[seconds + size * 1e-9] * 2)
             for size in (0, 1024, 2**20)
         ]
 
     messages = (*sweep("ping_pong", 1e-4), *sweep("train", 2e-4), *sweep("send", 1e-5))
-    series = [Samples((value,)) for value in (1e-3, 2e-3, 0.1, 0.2)]
+    series = [Timed(samples_s=[value]) for value in (1e-3, 2e-3, 0.1, 0.2)]
     return Cluster(
         (Link("network", messages), Link("socket", (), 1e-6, 1e10)),
         tuple(
-            Collective("all_reduce", size, 2, 1, Samples((1e-3 + size * 1e-9,)))
+            Collective("all_reduce", size, 2, 1, samples_s=[1e-3 + size * 1e-9])
             for size in (1024, 2**20)
         ),
-        (Reduction(1024, Samples((1e-7,))),),
+        (Reduction(1024, samples_s=[1e-7]),),
         (Interference("gemm", 1, 1000, 2, 1, *series),),
         (Rank("a", 0, "s"), Rank("b", 0, "t")),
         complete=True,

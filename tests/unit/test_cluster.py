@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from dlperf.core.clock import Samples
-from dlperf.core.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
+from dlperf.core.cluster import (
+    Cluster,
+    Collective,
+    Interference,
+    Link,
+    Message,
+    Rank,
+    Reduction,
+    Timed,
+)
 from dlperf.core.co_run import CoRun
 from dlperf.core.errors import DlperfError
 from dlperf.distributed.cluster_summary import ClusterSummary
@@ -30,19 +39,19 @@ def interference(
         1000,
         2,
         1,
-        *(Samples((value,)) for value in (alone, together, collective, meanwhile)),
+        *(Timed(samples_s=[value]) for value in (alone, together, collective, meanwhile)),
     )
 
 
 def full() -> Cluster:
-    message = Message("ping_pong", 0, 1, 1, Samples((1e-4, 2e-4), 1))
+    message = Message("ping_pong", 0, 1, 1, samples_s=[1e-4, 2e-4], disturbed=1)
     return Cluster(
         links=(
             Link("network", (message,)),
             Link("socket", latency_s=1e-6, bandwidth_bytes_per_s=1e10),
         ),
-        collectives=(Collective("all_reduce", 4, 2, 1, Samples((3e-4,))),),
-        reductions=(Reduction(1024, Samples((1e-7,))),),
+        collectives=(Collective("all_reduce", 4, 2, 1, samples_s=[3e-4]),),
+        reductions=(Reduction(1024, samples_s=[1e-7]),),
         interferences=(interference(1e-3, 2e-3, 0.1, 0.2),),
         ranks=(Rank("a", 0), Rank("b")),
         threads=2,
@@ -126,7 +135,7 @@ CO_RUN = {
         ),
         (
             {"links": [{**LINK, "latency_us": 3}]},
-            "links[0].latency_us is unknown; expected one of distance, latency_s",
+            "links[0].latency_us is unknown; expected one of distance, messages",
         ),
         ({"links": [{**LINK, "latency_s": -1}]}, "links[0].latency_s is -1"),
         ({"links": [{**LINK, "latency_s": True}]}, "links[0].latency_s is true"),
@@ -188,7 +197,7 @@ CO_RUN = {
             "samples_s[0] is 0",
         ),
         (
-            {"collectives": [{"kind": "broadcast"}]},
+            {"collectives": [{"kind": "broadcast", "bytes": 4, "ranks": 2, "ranks_per_node": 1}]},
             "collectives[0].samples_s is missing; expected a list of at least 1",
         ),
         ({"co_runs": {"compute": 1.1}}, "co_runs is {'compute': 1.1}; expected a list"),

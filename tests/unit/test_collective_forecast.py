@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
-from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link, Message
 from dlperf.core.errors import DlperfError
 from dlperf.distributed.collective_times import (
@@ -35,7 +35,7 @@ def measured(
     per_node: int = 1,
     kind: str = "all_reduce",
 ) -> Collective:
-    return Collective(kind, n_bytes, n_ranks, per_node, Samples((seconds,)))
+    return Collective(kind, n_bytes, n_ranks, per_node, samples_s=[seconds])
 
 
 def test_a_data_sheet_gives_the_law() -> None:
@@ -181,10 +181,10 @@ def test_messages_take_the_postal_law_as_measured() -> None:
     assert message_s(SHEET, [0, 1e6], True) == pytest.approx([3e-4, 3e-4 + 1e-2])
     assert message_s(BOTH, 1e6, False) == pytest.approx(1e-4 + 1e-3)
     assert message_s(BOTH, 1e6, True, LinkFactors(2.0, 3.0)) == pytest.approx(1e-4 + 6e-4 + 5e-3)
-    slow = replace(
+    slow = structs.replace(
         NETWORK,
         messages=tuple(
-            Message("ping_pong", n, 1, 1, Samples((seconds,)))
+            Message("ping_pong", n, 1, 1, samples_s=[seconds])
             for n, seconds in ((0, 6e-4), (10**6, 1.03e-2))
         ),
     )
@@ -215,7 +215,7 @@ def test_a_token_bucket_spares_the_wires_time_alone() -> None:
     spared, more on a slower wire.
     """
     messages = tuple(
-        Message("ping_pong", size, 1, 1, Samples((1e-8 * (size - 2**17),)))
+        Message("ping_pong", size, 1, 1, samples_s=[1e-8 * (size - 2**17)])
         for size in (2**18, 2**20, 2**22)
     )
     shaped = Cluster(links=(Link("network", messages, latency_s=0.0), SOCKET))
@@ -237,7 +237,7 @@ def test_a_token_bucket_spares_the_wires_time_alone() -> None:
 
 
 def test_messages_of_one_size_tell_no_link() -> None:
-    link = Link("network", (Message("ping_pong", 1024, 1, 1, Samples((1e-4,))),))
+    link = Link("network", (Message("ping_pong", 1024, 1, 1, samples_s=[1e-4]),))
     with pytest.raises(
         DlperfError, match="the messages of its links tell neither latency nor bandwidth"
     ):

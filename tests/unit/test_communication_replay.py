@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 from recorded_runs import call, record, run, steps_s
 
-from dlperf.core.clock import Samples
-from dlperf.core.cluster import Cluster, Interference, Link
+from dlperf.core.cluster import Cluster, Interference, Link, Timed
 from dlperf.core.communication import Communication, Event, RankStep
 from dlperf.core.errors import DlperfError
 from dlperf.distributed.collective_costs import CallCosts
@@ -35,8 +34,8 @@ def cluster(
         Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1e15),
     )
 
-    def series(seconds: float) -> Samples:
-        return Samples((seconds,))
+    def series(seconds: float) -> Timed:
+        return Timed(samples_s=[seconds])
 
     taking = Interference(
         "gemm", 1, MIB, 2, 1, series(1.0), series(1 / (1 - stolen)), series(1.0), series(1.0)

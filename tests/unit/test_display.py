@@ -13,7 +13,6 @@ import test_scaling as scaling
 import test_tuning as tuning
 
 from dlperf.advice.grid import Axes, Objective
-from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link, Rank
 from dlperf.core.text import text_width
 from dlperf.distributed.communication_replay import replay_communication
@@ -35,7 +34,7 @@ def machine() -> Any:
 
 def cluster() -> Cluster:
     link = Link("network", latency_s=1e-5, bandwidth_bytes_per_s=1e9)
-    many = tuple(Collective("all_reduce", 1 << k, 2, 1, Samples((1e-3,) * 50)) for k in range(20))
+    many = tuple(Collective("all_reduce", 1 << k, 2, 1, samples_s=[1e-3] * 50) for k in range(20))
     return Cluster((link,), many, ranks=(Rank("a"), Rank("b")), notes=("slow",) * 99)
 
 

@@ -13,7 +13,6 @@ import pytest
 from calibrated_cases import machine as made_up
 from calibrated_cases import mm, trace
 
-from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link, Rank
 from dlperf.core.errors import WorkFailed
 from dlperf.core.units import KIB, MIB
@@ -209,7 +208,7 @@ def made_up_cluster(n: int, bytes_per_s: float) -> Cluster:
             size,
             n,
             1,
-            Samples((2 * LATENCY_S + 2 * (n - 1) / n * size / bytes_per_s,) * 3),
+            samples_s=[2 * LATENCY_S + 2 * (n - 1) / n * size / bytes_per_s] * 3,
         )
         for size in (4, MIB, 64 * MIB)
     )

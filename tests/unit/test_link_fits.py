@@ -14,7 +14,7 @@ SIZES = (0, 64, 1024, 8192, 2**15, 2**17, 2**18, 2**20, 2**22, 2**24)
 def message(
     n_bytes: int, seconds: float, what: str = "ping_pong", n_pairs: int = 1, n_messages: int = 1
 ) -> Message:
-    return Message(what, n_bytes, n_pairs, n_messages, Samples((seconds,)))
+    return Message(what, n_bytes, n_pairs, n_messages, samples_s=[seconds])
 
 
 def postal(latency_s: float, s_per_byte: float) -> list[Message]:

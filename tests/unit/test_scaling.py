@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dlperf.core.clock import Samples
-from dlperf.core.cluster import Cluster, Collective, Interference, Link, Rank
+from dlperf.core.cluster import Cluster, Collective, Interference, Link, Rank, Timed
 from dlperf.core.co_run import CoRun, operations_of
 from dlperf.core.costs import CONTENTION, CONTENTION_FRAMEWORK, INTERFERENCE, Cost, CostKey
 from dlperf.core.errors import DlperfError
@@ -317,8 +317,8 @@ def test_buffers_are_broadcast_unless_told_otherwise() -> None:
 
 
 def test_computing_is_slower_while_something_is_sent() -> None:
-    def series(seconds: float) -> Samples:
-        return Samples((seconds,))
+    def series(seconds: float) -> Timed:
+        return Timed(samples_s=[seconds])
 
     one = Interference(
         "gemm", 1, MIB, 2, 1, series(1.0), series(2.0), series(1.0), series(1.0)
@@ -485,8 +485,8 @@ def test_spread_comes_from_measurements() -> None:
     assert machine_log_sigma(machine(), 1) == 0.0
     own = cluster(
         collectives=(
-            Collective("all_reduce", MIB, 2, 1, even),
-            Collective("all_reduce", 4, 2, 1, Samples((1.0, 1.0, 5.0))),
+            Collective("all_reduce", MIB, 2, 1, samples_s=[*even.values]),
+            Collective("all_reduce", 4, 2, 1, samples_s=[1.0, 1.0, 5.0]),
         )
     )
     assert link_sigma(own) == log_sigma(even)

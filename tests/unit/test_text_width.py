@@ -20,7 +20,6 @@ import test_validation as validation
 from dlperf.advice.explanation_page import explanation_page
 from dlperf.advice.grid import Axes, Objective
 from dlperf.advice.tuning import page as tuning_page
-from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link
 from dlperf.core.text import fit
 from dlperf.distributed.cluster_summary import ClusterSummary
@@ -100,7 +99,7 @@ def files() -> Iterator[Callable[[int], str]]:
     machine = replace(calibrated_cases.machine(), path=NAME, notes=(NOTE,))
     yield lambda width: fit(summarize(machine).to_text(), width)
     yield lambda width: fit(compare_machines(machine, machine).to_text(), width)
-    collective = Collective("all_reduce", 1 << 20, 2, 1, Samples((1e-3,)))
+    collective = Collective("all_reduce", 1 << 20, 2, 1, samples_s=[1e-3])
     link = Link("network", latency_s=1e-5, bandwidth_bytes_per_s=1e9)
     cluster = Cluster((link,), (collective,), path=NAME, notes=(NOTE,))
     yield ClusterSummary(cluster).to_text
