@@ -44,6 +44,7 @@ from dlperf.core.operators import (
     tensors_from_records,
 )
 from dlperf.core.records.machine import CostRecord, KernelModelFit, KernelRecord, MachineRecord
+from dlperf.core.state import REFERENCE, Reading, State, median_state
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
 __all__ = [
@@ -64,7 +65,7 @@ __all__ = [
     "lacks",
 ]
 
-SCHEMA, SCHEMA_VERSION, _LEAST_LEFT_OUT = "dlperf.machine", 3, 20
+SCHEMA, SCHEMA_VERSION, _LEAST_LEFT_OUT = "dlperf.machine", 4, 20
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
 STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
@@ -81,7 +82,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     plan that are finished (a calibration resumes after them), `coverage` how many of their points
     were measured, `disturbances` its groups that co-tenants disturbed, `notes` what else was
     noticed, and `self_tests` how well the file predicted steps of networks that were timed in the
-    end. It is `complete` if no planned point is left out.
+    end. It is `complete` if no planned point is left out. `reference` is the reading to which its
+    times are normalised, `readings` all that were taken.
     """
 
     cpu: Cpu
@@ -101,6 +103,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     coverage: tuple[Coverage, ...] = ()
     disturbances: tuple[Disturbance, ...] = ()
     self_tests: tuple[SelfTest, ...] = ()
+    reference: Reading | None = None
+    readings: tuple[Reading, ...] = ()
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -183,6 +187,18 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         if default is None:
             raise lacks(self, f"cost {str(key)!r}")
         return default
+
+    @cached_property
+    def states(self) -> tuple[State, ...]:
+        """The states of the machine that were seen, relative to the reference."""
+        if self.reference is None:
+            return ()
+        return tuple(reading.over(self.reference) for reading in self.readings)
+
+    @property
+    def usual_state(self) -> State:
+        """The median of the states that were seen; the reference without any."""
+        return median_state(self.states) if self.states else REFERENCE
 
     def missing_costs(
         self, inference: bool = False, threads: int | None = None
@@ -371,6 +387,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     "op": [name, args, kwargs],
                     "threads": kernel.threads,
                     **samples_to_json(kernel.samples),
+                    **_state_to_json(kernel),
                 }
             )
         return {
@@ -394,6 +411,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     "working_set_bytes": b.working_set_bytes,
                     "moved_bytes": b.moved_bytes,
                     **samples_to_json(b.samples),
+                    **_state_to_json(b),
                 }
                 for b in self.bandwidths
             ],
@@ -416,6 +434,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             "coverage": [vars(one) for one in self.coverage],
             "disturbances": [vars(one) for one in self.disturbances],
             "self_tests": [vars(test) for test in self.self_tests],
+            "reference": None if self.reference is None else vars(self.reference),
+            "readings": [vars(reading) for reading in self.readings],
             "kernels": kernels,
             "tensors": table.to_json(),
         }
@@ -430,7 +450,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
         def kernel(entry: str, row: KernelRecord) -> Kernel:
             op = Op(row.op.name, *arguments_from_json(row.op.args, row.op.kwargs, tensors, entry))
-            return Kernel(op, row.family, row.threads, samples_from_record(row))
+            samples = samples_from_record(row)
+            return Kernel(op, row.family, row.threads, samples, row.readings, row.slowdown)
 
         return cls(
             cpu=Cpu(**structs.asdict(record.cpu)),
@@ -439,7 +460,13 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             ),
             bandwidths=tuple(
                 Bandwidth(
-                    b.kernel, b.threads, b.working_set_bytes, b.moved_bytes, samples_from_record(b)
+                    b.kernel,
+                    b.threads,
+                    b.working_set_bytes,
+                    b.moved_bytes,
+                    samples_from_record(b),
+                    b.readings,
+                    b.slowdown,
                 )
                 for b in record.bandwidths
             ),
@@ -459,6 +486,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             coverage=record.coverage,
             disturbances=record.disturbances,
             self_tests=record.self_tests,
+            reference=record.reference,
+            readings=record.readings,
         )
 
 
@@ -472,6 +501,12 @@ def _nearest(counts: Iterable[int], threads: int) -> int:
     return min(counts, key=lambda count: (abs(math.log(count / threads)), count))
 
 
+def _state_to_json(entry: Kernel | Cost | Bandwidth) -> dict[str, Any]:
+    """The state at which an entry was measured, where it is known."""
+    found: dict[str, Any] = {"readings": list(entry.readings)} if entry.readings else {}
+    return found | ({"slowdown": round(entry.slowdown, 5)} if entry.slowdown != 1.0 else {})
+
+
 def _cost_to_json(cost: Cost) -> dict[str, Any]:
     kind = KINDS[cost.key.kind]
     return {
@@ -481,6 +516,7 @@ def _cost_to_json(cost: Cost) -> dict[str, Any]:
         "statistic": kind.statistic,
         "samples": [float(f"{value:.6g}") for value in cost.samples.values],
         "disturbed": cost.samples.n_disturbed,
+        **_state_to_json(cost),
     }
 
 
@@ -498,4 +534,5 @@ def _cost(entry: str, row: CostRecord) -> Cost:
     if bool(row.at) != bool(kind.at):
         refuse(f"{entry}.at", row.at, f"a positive number of {kind.at}" if kind.at else "nothing")
     samples = Samples(tuple(row.samples), row.disturbed)
-    return Cost(CostKey(row.kind, row.of, row.at, row.variant), row.threads, samples)
+    key = CostKey(row.kind, row.of, row.at, row.variant)
+    return Cost(key, row.threads, samples, row.readings, row.slowdown)

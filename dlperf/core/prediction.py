@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from dlperf.core.clock import quantile
 from dlperf.core.machine import Machine
+from dlperf.core.state import REFERENCE, State
 from dlperf.core.trace import Trace
 
 BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
@@ -63,6 +65,32 @@ class Prices:
         """The price list with every item changed."""
         return replace(self, items=tuple(map(change, self.items)))
 
+    def at_state(self, state: State, others: Sequence[State] = ()) -> Prices:
+        """The price list of the reference state at another one: items move by what bounds them.
+
+        The interval contains the 5th to 95th percentile of the step in the `others`.
+        """
+        moved = self.map_items(
+            lambda item: replace(item, seconds=item.seconds * state.factor(item.bound))
+        )
+        by_bound: dict[str, float] = defaultdict(float)
+        for item in self.items:
+            by_bound[item.bound] += item.seconds
+
+        def total_s(at: State) -> float:
+            return math.fsum(seconds * at.factor(bound) for bound, seconds in by_bound.items())
+
+        low, high, now_s = self.low_factor, self.high_factor, total_s(state)
+        if low is None or high is None or not others or not now_s:
+            return moved
+        steps = [total_s(other) / now_s for other in others]
+        fastest, slowest = (quantile(steps, fraction) for fraction in (0.05, 0.95))
+        return replace(
+            moved,
+            low_factor=max(0.05, 1.0 - math.hypot(1.0 - low, min(0.0, fastest - 1.0))),
+            high_factor=1.0 + math.hypot(high - 1.0, max(0.0, slowest - 1.0)),
+        )
+
 
 @dataclass(frozen=True)
 class Step:
@@ -86,7 +114,7 @@ class PredictedStep:
     """Prices of a trace on a machine, by a predictor.
 
     `malloc` is the allocator policy, `workers` the number of processes that run such a step at
-    once. `is_cross_machine`: the machine file describes another machine.
+    once. `is_cross_machine`: the machine file describes another machine. `state` is the machine's.
     """
 
     trace: Trace
@@ -98,6 +126,7 @@ class PredictedStep:
     malloc: str = "default"
     workers: int = 1
     is_cross_machine: bool = False
+    state: State = REFERENCE
 
     @cached_property
     def step(self) -> Step:

@@ -17,6 +17,7 @@ from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Machine
 from dlperf.core.machine_doubts import doubts_of, is_cross_machine
 from dlperf.core.prediction import PHASES, PredictedStep
+from dlperf.core.state import State
 from dlperf.core.trace import LOSS, Trace
 from dlperf.core.units import format_seconds
 from dlperf.forecast.epoch import Epoch, forecast
@@ -104,7 +105,7 @@ def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
     for name, policy in POLICIES.items():
         if name not in ("default", prediction.malloc):
             prices = price(prediction.trace, prediction.machine, prediction.threads, name)
-            alone = replace(prediction, prices=prices, workers=1)
+            alone = replace(prediction, prices=prices.at_state(prediction.state), workers=1)
             other = predict_co_run(alone, prediction.workers).step.total_s
             if other is not None and other < step_s:
                 found.append(AllocatorRecommendation(name, policy.settings, step_s - other))
@@ -288,6 +289,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
             "predictor": self.predictor,
             "malloc": self.malloc,
             "workers": self.workers,
+            "state": asdict(self.state),
             "step": asdict(self.step),
             "layers": [
                 {name: None if value != value else value for name, value in row.items()}
@@ -325,13 +327,16 @@ def predict(
     predictor: str = "calibrated",
     malloc: str = "default",
     point: Measurement | None = None,
+    state: State | None = None,
 ) -> Prediction:
     """Predict a recorded step on a measured machine without running it.
 
     `threads` defaults to torch's own number where the machine file contains it, else to the nearest
     that it contains. `malloc` is the allocator policy of the process, one of
     :data:`dlperf.predictors.allocator.simulation.POLICIES`. `point` is a measurement of the network
-    for the predictors that need one (``viebke-a``, ``viebke-b``). For a machine file of another
+    for the predictors that need one (``viebke-a``, ``viebke-b``). `state` is the machine's
+    (:data:`dlperf.core.state.REFERENCE`: that of its file); by default the median of the states
+    that the file contains, whose spread the interval then contains. For a machine file of another
     machine or torch than this, all times are extrapolated and the interval is twice as wide; the
     prediction's warnings say so, and what else makes the file doubtful.
 
@@ -360,7 +365,15 @@ def predict(
             f" {threads}: extrapolated; dlperf calibrate --threads {threads} measures it"
         )
     prices = registry.get(predictor, point).price(trace, machine, threads, policy_of(malloc).name)
+    at = machine.usual_state if state is None else state
     prediction = Prediction(
-        trace, machine, threads, predictor, prices, (*warnings, *prices.warnings), malloc
+        trace,
+        machine,
+        threads,
+        predictor,
+        prices.at_state(at, machine.states if state is None else ()),
+        (*warnings, *prices.warnings),
+        malloc,
+        state=at,
     )
     return prediction.cross_machine() if is_cross_machine(machine) else prediction

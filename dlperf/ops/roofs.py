@@ -116,7 +116,7 @@ def _ceilings(machine: Machine, threads: int) -> list[Ceiling]:
         flops = counts.op_flops(kernel.op)
         if flops and kernel.op.inputs:
             dtype = kernel.op.inputs[-1].dtype
-            best[dtype] = max(best.get(dtype, 0.0), flops / kernel.samples.minimum)
+            best[dtype] = max(best.get(dtype, 0.0), flops / kernel.seconds)
     found = []
     for dtype, peak in sorted(best.items(), key=lambda pair: -pair[1]):
         measured = [

@@ -201,7 +201,7 @@ class GemmRates:
         # The lower one of two counts as near.
         nearest = min(counts, key=lambda count: (abs(math.log(count / threads)), count))
         self._points = [
-            (size, size.flops / kernel.samples.minimum)
+            (size, size.flops / kernel.seconds)
             for kernel in machine.family("gemm", nearest)
             if (size := gemm_size(kernel.op)) is not None and size.flops
         ]

@@ -159,7 +159,7 @@ class KernelCostModel:
         """Features (n, d), terms (n, q) and seconds (n,) of a variant's kernels."""
         rows = self.kernels[variant]
         return *stacked([description for description, _ in rows]), np.array(
-            [kernel.samples.minimum for _, kernel in rows], dtype=float
+            [kernel.seconds for _, kernel in rows], dtype=float
         )
 
     def _max_call_s(self, variant: Variant) -> float:
@@ -169,7 +169,7 @@ class KernelCostModel:
         family.
         """
         rows = self.kernels[variant]
-        shortest_s = min(kernel.samples.minimum for _, kernel in rows)
+        shortest_s = min(kernel.seconds for _, kernel in rows)
         if self._has_wide_range(variant):
             return shortest_s
         call_s = self._calls_s.get(
@@ -185,7 +185,7 @@ class KernelCostModel:
         found: dict[str, list[float]] = defaultdict(list)
         for variant, rows in self.kernels.items():
             if self._has_wide_range(variant):
-                found[rows[0][1].family].append(min(kernel.samples.minimum for _, kernel in rows))
+                found[rows[0][1].family].append(min(kernel.seconds for _, kernel in rows))
         return {family: statistics.median(values) for family, values in found.items()}
 
     @cached_property
@@ -198,7 +198,7 @@ class KernelCostModel:
         """Seconds of a call of one op with warm caches, and their source; None without a model."""
         exact = self.machine.exact(op.signature, self.threads)
         if exact is not None:
-            return exact.samples.minimum, "measured"
+            return exact.seconds, "measured"
         (found,) = self.modelled([op])
         return (found.seconds, found.source) if found is not None else None
 

@@ -184,7 +184,7 @@ class StepItems:
         if exact is not None:
             if exact.family == EXACT:
                 self.exact.add(index)
-            return exact.samples.minimum, "measured"
+            return exact.seconds, "measured"
         if priced is not None:
             self._note_substitute(op, priced)
             return priced.seconds, priced.source

@@ -302,10 +302,10 @@ def summarize(machine: Machine) -> Summary:
             kernel.op.packet in _GEMMS
             and kernel.op.inputs
             and (flops := counts.op_flops(kernel.op))
-            and kernel.samples.minimum
+            and kernel.seconds
         ):
             key = kernel.op.inputs[0].dtype, kernel.threads
-            peaks[key] = max(peaks.get(key, 0.0), flops / kernel.samples.minimum)
+            peaks[key] = max(peaks.get(key, 0.0), flops / kernel.seconds)
     measured = {b.threads for b in machine.bandwidths}
     ordered = sorted(machine.costs, key=lambda c: (c.key, c.threads))
     costs = [

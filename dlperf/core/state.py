@@ -1,0 +1,114 @@
+"""State of a machine: how many times their reference times its parts take at the moment.
+
+The core clock of a shared machine steps, and co-tenants slow its memory, each by itself. A
+*reading* is six short probes; a *state* is a reading over the machine file's reference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlperf.core.clock import quantile
+from dlperf.core.conversion import PositiveSeconds, Text
+
+SCHEMA, SCHEMA_VERSION = "dlperf.state", 1
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Six probes of a machine, in seconds: an arithmetic kernel, a Python loop, copies within a
+    core's own caches, within the shared cache and in DRAM, and first touches of pages.
+
+    `created` is the time of the reading, ISO 8601.
+    """
+
+    core_s: PositiveSeconds  #: Matrix products in L1.
+    interpreter_s: PositiveSeconds  #: Python loop.
+    private_cache_s: PositiveSeconds  #: Copy within a core's own caches.
+    shared_cache_s: PositiveSeconds  #: Copy within the shared cache.
+    dram_s: PositiveSeconds  #: Copy in DRAM.
+    page_fault_s: PositiveSeconds  #: First touches of pages.
+    created: Text = ""  #: Time, ISO 8601.
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """The probes' times, in the order of :class:`State`'s factors."""
+        return dataclasses.astuple(self)[:6]
+
+    def over(self, reference: Reading) -> State:
+        """The state of this reading.
+
+        >>> Reading(2.0, 1.0, 1.0, 1.0, 3.0, 1.0).over(Reading(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)).dram
+        3.0
+        """
+        return State(*(now / then for now, then in zip(self.seconds, reference.seconds)))
+
+
+def reading_of(readings: Sequence[Reading], fraction: float = 0.5) -> Reading:
+    """Quantile of readings, probe by probe, at the time of the last one; by default the median."""
+    columns = zip(*(one.seconds for one in readings))
+    core, interpreter, private, shared, dram, page = (quantile(one, fraction) for one in columns)
+    return Reading(core, interpreter, private, shared, dram, page, readings[-1].created)
+
+
+@dataclass(frozen=True)
+class State:
+    """Slowdown factors of a machine's parts, relative to its reference state (1).
+
+    What bounds a piece of work selects its factor (:meth:`factor`).
+    """
+
+    core: float = 1.0
+    interpreter: float = 1.0
+    private_cache: float = 1.0
+    shared_cache: float = 1.0
+    dram: float = 1.0
+    page_fault: float = 1.0
+
+    def factor(self, bound: str) -> float:
+        """Slowdown of work that something bounds (:data:`dlperf.core.prediction.BOUNDS`).
+
+        >>> State(core=1.13, dram=1.5).factor("DRAM"), State(core=1.13).factor("network")
+        (1.5, 1.0)
+        """
+        part = PARTS.get(bound)
+        return 1.0 if part is None else float(getattr(self, part))
+
+    def describe(self) -> str:
+        """The state in words.
+
+        >>> State(core=1.13, dram=1.42).describe()
+        'core 1.13, DRAM 1.42 of the reference'
+        >>> State().describe()
+        'as the reference'
+        """
+        factors = zip(_NAMES, dataclasses.astuple(self))
+        parts = [f"{name} {factor:.2f}" for name, factor in factors if abs(factor - 1.0) >= 0.005]
+        return f"{', '.join(parts)} of the reference" if parts else "as the reference"
+
+
+_NAMES = ("core", "interpreter", "own caches", "shared cache", "DRAM", "page faults")
+REFERENCE = State()
+PARTS = {
+    "compute": "core",
+    "L1": "core",
+    "L2": "private_cache",
+    "L3": "shared_cache",
+    "DRAM": "dram",
+    "overhead": "interpreter",
+    "page-faults": "page_fault",
+}
+"""The part of a machine that slows work of a bound; ``network`` has none."""
+
+
+def mean_state(states: Sequence[State]) -> State:
+    """The mean of states, factor by factor."""
+    return State(*map(statistics.fmean, zip(*map(dataclasses.astuple, states))))
+
+
+def median_state(states: Sequence[State]) -> State:
+    """The median of states, factor by factor; the reference without any."""
+    return State(*map(statistics.median, zip(*map(dataclasses.astuple, states))))

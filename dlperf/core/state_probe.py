@@ -1,0 +1,101 @@
+"""The probe of a machine's state: six fixed pieces of work, taken in turns.
+
+Its buffers are mappings of their own, so that malloc's state stays as it is.
+"""
+
+from __future__ import annotations
+
+import datetime
+import mmap
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from dlperf.core.machine_entries import Cpu
+from dlperf.core.state import Reading, reading_of
+from dlperf.core.units import KIB, MIB
+
+DRAM_BYTES = 128 * MIB
+"""Working set of the DRAM probe: two arrays of 64 MiB."""
+_SMALLEST_BYTES = 32 * KIB
+_SIDE, _N_PRODUCTS = 64, 48
+"""Products of matrices of 64 x 64: the largest that OpenBLAS computes in the calling thread."""
+_LOOPS = 8000
+_COPY_BYTES = 8 * 2**20
+"""Bytes that a sample of a cached copy moves at least."""
+_TOUCHED_BYTES = 2**20
+
+Array = npt.NDArray[np.float32]
+
+
+def working_sets_bytes(cpu: Cpu) -> tuple[int, int, int]:
+    """Working sets of the memory probes: half of the L2 cache, four times the L2 cache where the
+    shared cache holds it, and :data:`DRAM_BYTES`.
+    """
+    _, l2, l3 = cpu.caches_bytes
+    private = max(_SMALLEST_BYTES, (l2 or MIB) // 2)
+    shared = max(2 * private, min(4 * (l2 or MIB), (l3 or 32 * MIB) // 2))
+    return private, min(shared, DRAM_BYTES // 2), DRAM_BYTES
+
+
+def _mapped(n_bytes: int) -> Array:
+    """Zeros in a mapping of their own, already touched."""
+    array = np.frombuffer(mmap.mmap(-1, n_bytes), dtype=np.float32)
+    array[:] = 0.0
+    return array
+
+
+def _loop() -> int:
+    total = 0
+    for number in range(_LOOPS):
+        total += number
+    return total
+
+
+class StateProbe:
+    """Probes one core of a machine; :meth:`read` takes about 10 ms a round."""
+
+    def __init__(self, cpu: Cpu, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._copies = [
+            (_mapped(size // 2), _mapped(size // 2), max(1, _COPY_BYTES // size))
+            for size in working_sets_bytes(cpu)
+        ]
+        shape = (_N_PRODUCTS, _SIDE, _SIDE)
+        self._a, self._out = (_mapped(4 * _N_PRODUCTS * _SIDE**2).reshape(shape) for _ in range(2))
+        self._a[:] = np.eye(_SIDE, dtype=np.float32)
+
+    def read(self, rounds: int = 16) -> Reading:
+        """The median of a number of rounds, after one that is dropped."""
+        taken = [self._round() for _ in range(rounds + 1)][1:]
+        found = reading_of(taken)
+        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        return replace(found, created=created)
+
+    def _round(self) -> Reading:
+        private_s, shared_s, dram_s = (
+            self._time(partial(np.copyto, to, source), count) for source, to, count in self._copies
+        )
+        product_s = self._time(partial(np.matmul, self._a, self._a, self._out), 2)
+        loop_s = self._time(_loop)
+        return Reading(product_s, loop_s, private_s, shared_s, dram_s, self._touch_s())
+
+    def _time(self, call: Callable[[], object], count: int = 1) -> float:
+        """Seconds of a call; of several, after one that warms the caches."""
+        if count > 1:
+            call()
+        begin = self._now()
+        for _ in range(count):
+            call()
+        return (self._now() - begin) / count
+
+    def _touch_s(self) -> float:
+        """Seconds of the first touches of a new mapping's pages."""
+        with mmap.mmap(-1, _TOUCHED_BYTES) as pages, memoryview(pages) as view:
+            begin = self._now()
+            view[:: mmap.PAGESIZE] = bytes(_TOUCHED_BYTES // mmap.PAGESIZE)
+            return self._now() - begin
