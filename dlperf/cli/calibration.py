@@ -82,7 +82,7 @@ def run_calibration(
     with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
         try:
             started = [
-                stack.enter_context(self_test.Process(count)) for count in dict.fromkeys(threads)
+                stack.enter_context(self_test.start(count)) for count in dict.fromkeys(threads)
             ]  # they import torch while the measuring process does
             machine = calibrate(
                 path,

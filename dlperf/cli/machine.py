@@ -78,7 +78,7 @@ def _repeat_self_test(machine: Machine) -> Machine:
     from dlperf.studies import self_test
 
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(self_test.Process(n)) for n in machine.threads]
+        processes = [stack.enter_context(self_test.start(n)) for n in machine.threads]
         machine = self_test.run(machine, processes)
     with contextlib.suppress(WorkFailed):
         machine.save(machine.path)

@@ -7,53 +7,44 @@ errors widen the intervals of predictions; it fails above
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from dlperf.core import child_process
+from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Machine
-from dlperf.core.trace import Trace
 from dlperf.core.verification import SelfTest, has_failed
 from dlperf.forecast.prediction import predict
-from dlperf.predictors.allocator.simulation import policy_of
+from dlperf.studies.random_steps import Process, TimedStep
 
 _POLICY = "tuned"
 """Malloc in a self-test: without page faults, whose number differs from process to process,
 whatever a machine file says.
 """
-_MALLOC = dict(setting.split("=") for setting in policy_of(_POLICY).settings.split())
+_SECONDS = 0.5
+_SEEDS, _SEEDS_OF_A_KIND, _N_TRIED = 2**31, 9, 4
+"""A seed plus nine has the same kind of network."""
 
 
-@dataclass(frozen=True)
-class TimedStep:
-    """A step that was timed: its trace, the seed that its network was generator with, and its
-    median in seconds.
+def start(threads: int) -> Process:
+    """The process of a self-test with so many threads."""
+    return Process(threads, _POLICY)
+
+
+def time_steps(process: Process, seed: int) -> list[TimedStep]:
+    """Steps of three networks of three kinds, from this seed on. Where one is skipped, another of
+    its kind is timed. Raises WorkFailed where none is left.
     """
-
-    trace: Trace
-    seed: int
-    measured_s: float
-
-
-class Process(child_process.Child):
-    """A fresh process that draws networks at random and times their steps with so many threads. It
-    starts at once and imports torch while others work.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        variables = {**os.environ, **_MALLOC, "MKL_NUM_THREADS": str(threads)}
-        super().__init__("dlperf.studies.self_test_process", threads=threads, environment=variables)
-
-    def time_steps(self, seed: int) -> list[TimedStep]:
-        """The steps of the networks of this seed. Raises WorkFailed where the process fails,
-        KeyboardInterrupt where it was interrupted.
-        """
-        job = {"threads": self.threads, "seed": seed}
-        rows = self.answer(job, process="the self-test's process")
-        return [TimedStep(Trace.from_json(row["trace"]), seed, row["measured_s"]) for row in rows]
+    found = []
+    for first in range(seed, seed + 3):
+        for another in range(_N_TRIED):
+            timed = list(process.time_steps([first + another * _SEEDS_OF_A_KIND], _SECONDS))
+            found += timed
+            if timed:
+                break
+    if not found:
+        raise WorkFailed("every network of the self-test was skipped")
+    return found
 
 
 def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple[SelfTest, ...]:
@@ -63,13 +54,14 @@ def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple
     plain = replace(machine, self_tests=())
     tests = []
     for one in timed:
-        step = predict(one.trace, plain, threads, malloc=_POLICY).step
+        assert one.measurement.trace is not None
+        step = predict(one.measurement.trace, plain, threads, malloc=_POLICY).step
         assert step.total_s is not None
         assert step.low_s is not None
         assert step.high_s is not None
         tests.append(
             SelfTest(
-                one.trace.target,
+                one.kind,
                 threads,
                 one.seed,
                 step.total_s,
@@ -88,11 +80,11 @@ def run(machine: Machine, processes: Sequence[Process]) -> Machine:
     then counts.
     """
     for process in processes:
-        seed = random.SystemRandom().randrange(2**31)
-        tests = compare(machine, process.time_steps(seed), process.threads)
+        seed = random.SystemRandom().randrange(_SEEDS)
+        tests = compare(machine, time_steps(process, seed), process.threads)
         if has_failed(tests):
-            with Process(process.threads) as another:
-                tests = compare(machine, another.time_steps(seed), process.threads)
+            with start(process.threads) as another:
+                tests = compare(machine, time_steps(another, seed), process.threads)
         others = tuple(test for test in machine.self_tests if test.threads != process.threads)
         machine = replace(machine, self_tests=(*others, *tests))
     return machine

@@ -1,28 +1,27 @@
-"""The self-test: networks generator at random, steps timed by a made-up clock, and what a machine file
-makes of them.
-"""
+"""The self-test: what a machine file makes of steps that were timed."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-import torch
 from calibrated_cases import machine, mm, relu, trace
 
 from dlperf import predict
 from dlperf.core import machine_doubts
-from dlperf.core.clock import Clock
+from dlperf.core.clock import Samples
+from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Machine
+from dlperf.core.measurement import Measurement
+from dlperf.core.state import Reading
 from dlperf.core.trace import Trace
 from dlperf.core.verification import Coverage, SelfTest, has_failed
-from dlperf.recorder.targets import Built
 from dlperf.report import machine_check, machine_summary
 from dlperf.studies import self_test
-from dlperf.studies.self_test_process import NETWORKS, draw, time_step
+from dlperf.studies.random_steps import TimedStep
 
 
 def result_of(ratio: float, threads: int = 1, half_width: float = 0.2) -> SelfTest:
@@ -40,41 +39,11 @@ def result_of(ratio: float, threads: int = 1, half_width: float = 0.2) -> SelfTe
     )
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks_are_the_same_for_the_same_seed_and_others_for_another(name: str) -> None:
-    shapes = []
-    for seed in range(6):
-        one, same = draw(name, seed), draw(name, seed)
-        assert repr(one.model) == repr(same.model)
-        assert all(
-            torch.equal(a, b) for a, b in zip(one.model.parameters(), same.model.parameters())
-        )
-        shapes.append((repr(one.model), one.inputs[0].shape))
-    assert len(set(shapes)) > 1
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_drawn_network_trains(name: str) -> None:
-    built = draw(name, 3)
-    before = [parameter.detach().clone() for parameter in built.model.parameters()]
-    built.step()
-    assert any(not torch.equal(a, b) for a, b in zip(before, built.model.parameters()))
-
-
-def test_a_step_is_the_median_undisturbed_one_after_warm_up() -> None:
-    now_s, n_steps, lost = [0.0], [0], [0]
-
-    class Steps(Built):
-        def step(self, inputs: object = None) -> None:
-            n_steps[0] += 1
-            slow = n_steps[0] % 5 == 0
-            lost[0] += slow
-            now_s[0] += 0.5 if n_steps[0] == 1 else 9.0 if slow else 0.02 + 0.001 * (n_steps[0] % 3)
-
-    step_s = time_step(
-        Steps(torch.nn.Identity(), (), None), Clock(lambda: now_s[0], lambda: lost[0])
-    )
-    assert step_s == pytest.approx(0.021)
+def timed(step: Trace, seed: int, seconds: float) -> TimedStep:
+    """A step of a dense network that took so many seconds."""
+    found = Measurement("made-up", 1, 1, {"total": Samples((seconds,))}, (), trace=step)
+    reading = Reading(*[1e-3] * 6)
+    return TimedStep(seed, "dense network", "tuned", 1, found, (reading, reading))
 
 
 def test_a_step_is_judged_by_what_the_file_alone_predicts() -> None:
@@ -83,8 +52,8 @@ def test_a_step_is_judged_by_what_the_file_alone_predicts() -> None:
     seconds = predict(step, plain, threads=1, malloc="tuned").step.total_s
     assert seconds is not None
     earlier = replace(plain, self_tests=(result_of(1.4),))  # an earlier one widens nothing here
-    (test,) = self_test.compare(earlier, [self_test.TimedStep(step, 7, seconds / 1.25)], 1)
-    assert (test.name, test.threads, test.seed) == ("made-up", 1, 7)
+    (test,) = self_test.compare(earlier, [timed(step, 7, seconds / 1.25)], 1)
+    assert (test.name, test.threads, test.seed) == ("dense network", 1, 7)
     assert test.error_frac == pytest.approx(0.25)
     assert (test.predicted_s, test.low_s) == (
         pytest.approx(seconds),
@@ -157,6 +126,7 @@ class Stub:
     step: Trace
     n_runs = 0
     slow_at_first = 1.0
+    skips = False
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -167,17 +137,17 @@ class Stub:
     def __exit__(self, *_: object) -> None:
         """Nothing runs."""
 
-    def time_steps(self, seed: int) -> list[self_test.TimedStep]:
-        type(self).n_runs += 1
-        seconds = predict(
-            self.step, self.reference, threads=self.threads, malloc="tuned"
-        ).step.total_s
-        assert seconds is not None
-        return [
-            self_test.TimedStep(
-                self.step, seed, seconds * (self.slow_at_first if self.n_runs == 1 else 1.0)
-            )
-        ]
+    def time_steps(self, seeds: Sequence[int], seconds: float) -> Iterator[TimedStep]:
+        """The step for every third seed, where none is skipped."""
+        for seed in seeds:
+            if seed % 3 or self.skips:
+                continue
+            type(self).n_runs += 1
+            step_s = predict(
+                self.step, self.reference, threads=self.threads, malloc="tuned"
+            ).step.total_s
+            assert step_s is not None
+            yield timed(self.step, seed, step_s * (self.slow_at_first if self.n_runs == 1 else 1.0))
 
 
 @pytest.fixture
@@ -185,7 +155,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[Stub]:
     class Fresh(Stub):
         reference, step = machine(), trace(mm(200, 200, 200), relu(2**18))
 
-    monkeypatch.setattr(self_test, "Process", Fresh)
+    monkeypatch.setattr(self_test, "start", Fresh)
     return Fresh
 
 
@@ -194,6 +164,25 @@ def test_a_busy_moment_gets_a_second_chance(stub: type[Stub]) -> None:
     result = self_test.run(machine(), [stub(1)])  # type: ignore[list-item]
     assert stub.n_runs == 2
     assert [test.error_frac for test in result.self_tests] == [pytest.approx(0.0)]
+
+
+def test_a_skipped_network_gives_way_to_another_of_its_kind() -> None:
+    asked: list[int] = []
+
+    class Skipping(Stub):
+        def time_steps(self, seeds: Sequence[int], seconds: float) -> Iterator[TimedStep]:
+            asked.extend(seeds)
+            return (timed(trace(mm(4, 4, 4)), seed, 1.0) for seed in seeds if seed > 12)
+
+    found = self_test.time_steps(Skipping(1), 4)  # type: ignore[arg-type]
+    assert asked == [4, 13, 5, 14, 6, 15]
+    assert [step.seed for step in found] == [13, 14, 15]
+
+
+def test_a_self_test_without_any_network_fails(stub: type[Stub]) -> None:
+    stub.skips = True
+    with pytest.raises(WorkFailed, match="every network"):
+        self_test.run(machine(), [stub(1)])  # type: ignore[list-item]
 
 
 def test_kernels_that_were_scaled_are_noticed(stub: type[Stub]) -> None:

@@ -1,0 +1,83 @@
+"""Steps of random networks, timed layer by layer in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dlperf.core import child_process
+from dlperf.core.measurement import Measurement
+from dlperf.core.state import Reading
+from dlperf.predictors.allocator.simulation import policy_of
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """The measured step of a random network, with its trace.
+
+    `seed` and `kind` are the network's, `malloc` is the name of the allocator policy. `states` are
+    readings of the machine before and after it was timed.
+    """
+
+    seed: int
+    kind: str
+    malloc: str
+    threads: int
+    measurement: Measurement
+    states: tuple[Reading, Reading]
+
+    @property
+    def measured_s(self) -> float:
+        """The median step, in seconds."""
+        return self.measurement.step["total"].median
+
+
+class Process(child_process.Child):
+    """A fresh process that times steps of random networks with so many threads, under an allocator
+    policy. It starts at once and imports torch while others work.
+    """
+
+    def __init__(self, threads: int, malloc: str = "default") -> None:
+        self.threads, self.malloc = threads, malloc
+        settings = dict(setting.split("=") for setting in policy_of(malloc).settings.split())
+        own = {"MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}  # no pool of numpy's
+        variables = {**os.environ, **settings, **own}
+        super().__init__(
+            "dlperf.studies.random_step_process", threads=threads, environment=variables
+        )
+
+    def time_steps(self, seeds: Sequence[int], seconds: float) -> Iterator[TimedStep]:
+        """The steps of the networks of these seeds, each timed for so many seconds, as they come.
+        A network whose step takes too long, or whose child fails, is left out.
+
+        Raises WorkFailed where the process fails, KeyboardInterrupt where it was interrupted.
+        """
+        assert self.stdout is not None
+        job = {"seeds": list(seeds), "seconds": seconds}
+        self.write(json.dumps({**job, "threads": self.threads, "malloc": self.malloc}))
+        for _ in seeds:
+            line = self.stdout.readline()
+            if not line.endswith("\n"):
+                _, said = self.communicate()
+                raise child_process.failure(
+                    self.returncode or child_process.FAILED,
+                    said or "",
+                    "the process of the random networks",
+                )
+            if (answer := json.loads(line)) is not None:
+                yield self._timed(answer)
+
+    def _timed(self, answer: dict[str, Any]) -> TimedStep:
+        before, after = (Reading(**state) for state in answer["states"])
+        measurement = Measurement.from_json(answer["measurement"])
+        return TimedStep(
+            answer["seed"],
+            measurement.target,
+            answer["malloc"],
+            self.threads,
+            measurement,
+            (before, after),
+        )

@@ -1,0 +1,96 @@
+"""Random networks: the same for a seed, nobody's, of all layers that are promised."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from dlperf.core.trace import Trace
+from dlperf.recorder.recording import record
+from dlperf.recorder.targets import Built
+from dlperf.studies.random_layers import Attention, Residual, SkipConnection
+from dlperf.studies.random_networks import KINDS, draw, kind_of
+
+N_SEEDS = 60
+LAYERS = (
+    *("Linear", "BatchNorm1d", "LayerNorm", "Dropout", Residual.__name__, SkipConnection.__name__),
+    *("Conv1d", "Conv2d", "ConvTranspose2d", "Upsample", "BatchNorm2d", "GroupNorm"),
+    *("MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d", "depthwise", "grouped", "strided"),
+    *("conv of 1", "conv of 3", "conv of 5", "conv of 7"),
+    *("eager", "fused", "causal", "split", "TransformerEncoderLayer", "LSTM", "GRU", "Embedding"),
+    *("ReLU", "GELU", "SiLU", "Tanh", "LeakyReLU", "ReLU6", "ELU", "Hardswish", "Sigmoid"),
+    *("SGD", "Adam", "AdamW", "RMSprop"),
+)
+SIZES = [2530699, 18945, 99264, 23301, 17120, 77236]
+"""Parameters of the first networks: another machine draws the same."""
+
+
+def recorded(built: Built) -> Trace:
+    return record(built.model, built.inputs, loss=built.loss, optimizer=built.optimizer)
+
+
+def check(seed: int) -> Built:
+    """The network of a seed, which trains and is recorded under fake tensors, none of it left out."""
+    built = draw(seed)
+    before = [parameter.detach().clone() for parameter in built.model.parameters()]
+    built.step()
+    after = list(built.model.parameters())
+    assert any(not torch.equal(one, other) for one, other in zip(before, after))
+    assert all(parameter.isfinite().all() for parameter in after)
+    trace = recorded(built)
+    assert trace.notes == ()
+    assert {call.phase for call in trace.ops} >= {"forward", "backward", "optimizer"}
+    return built
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_network_is_the_same_for_the_same_seed(seed: int) -> None:
+    one, same = check(seed), draw(seed)
+    fresh = draw(seed)
+    assert repr(fresh.model) == repr(same.model) == repr(one.model)
+    ours, theirs = fresh.model.state_dict(), same.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.equal(fresh.inputs[0], same.inputs[0])
+    assert repr(fresh.optimizer) == repr(same.optimizer)
+    assert recorded(fresh).to_json() == recorded(same).to_json()
+
+
+def test_sizes_are_the_same_on_any_machine() -> None:
+    sizes = [sum(p.numel() for p in draw(seed).model.parameters()) for seed in range(6)]
+    assert sizes == SIZES
+
+
+def test_a_kind_is_a_seeds() -> None:
+    kinds = [kind_of(seed) for seed in range(90)]
+    assert Counter(kinds) == dict(zip(KINDS, (30, 30, 20, 10)))
+    for three in itertools.pairwise(range(0, 90, 3)):
+        assert len({kind_of(seed) for seed in range(*three)}) == 3
+    assert all(kind_of(seed) == kind_of(seed + 9) for seed in range(81))
+
+
+@pytest.mark.slow
+def test_networks_of_many_seeds_train_and_are_recorded() -> None:
+    found = Counter[str]()
+    drawn = set()
+    for seed in range(N_SEEDS):
+        built = check(seed)
+        drawn.add(repr(built.model))
+        found[type(built.optimizer).__name__] += 1
+        for module in built.model.modules():
+            found[type(module).__name__] += 1
+            if isinstance(module, nn.Conv2d):
+                groups = "depthwise" if 1 < module.groups == module.in_channels else "grouped"
+                found[groups if module.groups > 1 else f"conv of {module.kernel_size[0]}"] += 1
+                found["strided"] += module.stride[0] > 1
+            if isinstance(module, Attention):
+                found["eager" if module.options.is_eager else "fused"] += 1
+                found["causal"] += module.options.is_causal
+                found["split"] += module.options.is_split
+    assert len(drawn) == N_SEEDS
+    lacking = {*LAYERS} - {name for name, count in found.items() if count}
+    assert not lacking
