@@ -39,6 +39,7 @@ ITEM_BYTES = {
     "complex64": 8,
     "complex128": 16,
     "complex32": 4,
+    "bcomplex32": 4,
     "qint8": 1,
     "quint8": 1,
     "qint32": 4,

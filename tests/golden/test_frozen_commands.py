@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from frozen_networks import RECORDED_WITH
-from frozen_results import check_data, without_host_facts
+from frozen_results import EXACT, check_data, without_host_facts
 
 from dlperf.__main__ import main
 
@@ -60,6 +60,12 @@ COMMANDS = {
     "report": f"report lenet-16.json --measured measurement.json {ELSEWHERE} --threads 1",
     "reproduce": "reproduce",
 }
+ITERATED = {"show-cluster": 1e-7}
+"""Relative tolerances of answers with parameters that an iteration finds.
+
+The bands of a link are fitted by scipy's ``curve_fit``, which ends where a step changes cost and
+parameters by less than 1e-8 of their size. Versions of scipy take the last steps differently.
+"""
 FROM_CODE = {
     "scale-strong": f"scale networks.targets:lenet {ELSEWHERE} {SCALE} --scaling strong",
     "epochs-validation": f"predict networks.targets:mlp {ELSEWHERE} --threads 1 {EPOCH}",
@@ -70,11 +76,17 @@ FROM_CODE = {
 }
 
 
-def check_answer(name: str, words: str, capsys: pytest.CaptureFixture[str], renew: bool) -> None:
+def check_answer(
+    name: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    renew: bool,
+    tolerance: float = EXACT,
+) -> None:
     status = main([*words.split(), "--json", "-"])
     told = capsys.readouterr()
     assert status == 0, told.err
-    check_data(f"commands/{name}", without_host_facts(json.loads(told.out)), renew)
+    check_data(f"commands/{name}", without_host_facts(json.loads(told.out)), renew, tolerance)
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +96,7 @@ def in_the_folder(frozen_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_answers(name: str, capsys: pytest.CaptureFixture[str], renew: bool) -> None:
-    check_answer(name, COMMANDS[name], capsys, renew)
+    check_answer(name, COMMANDS[name], capsys, renew, ITERATED.get(name, EXACT))
 
 
 @pytest.mark.skipif(

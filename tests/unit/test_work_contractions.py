@@ -149,7 +149,8 @@ def test_attention_on_the_cpu(causal: bool) -> None:
     # two products of d multiply-adds a score, scaling 1, softmax 5; backward five products, and 5
     assert ops["aten._scaled_dot_product_flash_attention_for_cpu"] == scores * (4 * d + 6)
     assert ops["aten._scaled_dot_product_flash_attention_for_cpu_backward"] == scores * (10 * d + 5)
-    assert torch_flops(call) == 0  # why these formulas exist
+    # why these formulas exist: torch counts nothing, or (from 2.15 on) seven products of all scores
+    assert torch_flops(call) in (0, b * h * t * t * 14 * d)
 
 
 def test_attention_with_fewer_queries_and_grouped_heads() -> None:
