@@ -42,10 +42,10 @@ def linear(m: int, n: int, k: int, dtype: str = "float32", orientation: str = "N
     )
 
 
-def batched(b: int, m: int, n: int, k: int, transposed: bool, dtype: str = "float32") -> Op:
+def batched(b: int, m: int, n: int, k: int, transposed: bool) -> Op:
     """b independent products (m x k)(k x n), the second operand transposed or not."""
-    second = TensorSpec((b, k, n), (k * n, 1, k) if transposed else (k * n, n, 1), dtype)
-    return Op("aten.bmm.default", (TensorSpec.contiguous(b, m, k, dtype=dtype), second))
+    second = TensorSpec((b, k, n), (k * n, 1, k) if transposed else (k * n, n, 1))
+    return Op("aten.bmm.default", (TensorSpec.contiguous(b, m, k), second))
 
 
 def _fits(mode: str, m: int, n: int, k: int) -> bool:

@@ -296,25 +296,20 @@ def _attention(index: int, u: float, v: float, w: float) -> list[Op]:
     ]
 
 
-def recurrent(
-    t: int, b: int, inputs: int, hidden: int, mode: int = 2, train: bool = True
-) -> tuple[Op, Op]:
-    """One oneDNN recurrent layer, forward and backward; mode 2 is LSTM, 3 GRU. Time-major input (t,
-    b, inputs).
-    """
-    gates = {2: 4, 3: 3}[mode]
+def recurrent(t: int, b: int, inputs: int, hidden: int) -> tuple[Op, Op]:
+    """One LSTM layer of oneDNN in training, forward and backward; input (t, b, inputs)."""
     x, state = T(t, b, inputs), T(1, b, hidden)
     weights = (
-        T(gates * hidden, inputs),
-        T(gates * hidden, hidden),
-        T(gates * hidden),
-        T(gates * hidden),
+        T(4 * hidden, inputs),
+        T(4 * hidden, hidden),
+        T(4 * hidden),
+        T(4 * hidden),
     )
     out = T(t, b, hidden)
-    shared = (mode, hidden, 1, True)
+    shared = (2, hidden, 1, True)  # 2: LSTM
     forward = Op(
         "aten.mkldnn_rnn_layer.default",
-        (x, *weights, state, state, False, (), *shared, False, False, train),
+        (x, *weights, state, state, False, (), *shared, False, False, True),
     )
     backward = Op(
         "aten.mkldnn_rnn_layer_backward.default",

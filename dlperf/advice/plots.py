@@ -200,7 +200,7 @@ def lines_of(tuning: Tuning) -> dict[str, list[ConfigurationForecast]]:
     return found
 
 
-def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
+def landscape_png(tuning: Tuning) -> bytes:
     """Samples per second and memory over batch size; the proposed configuration and the limit of
     memory are marked, what does not fit is hollow.
     """
@@ -267,7 +267,7 @@ def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
                 fontsize=8,
             )
         figure.legend(loc="outside lower center", ncols=2)
-        return to_png(figure, dpi, f"dlperf tune: {tuning.target}")
+        return to_png(figure, 130, f"dlperf tune: {tuning.target}")
 
 
 def _line(

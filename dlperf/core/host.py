@@ -80,7 +80,10 @@ def _cpuinfo() -> dict[str, str]:
     }
 
 
-def _physical_cores(system: Path = Path("/sys/devices/system/cpu")) -> int:
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+def _physical_cores() -> int:
     """Cores among those that this process may use, hardware threads of one core counted once; 0
     where the system does not tell.
     """
@@ -89,9 +92,7 @@ def _physical_cores(system: Path = Path("/sys/devices/system/cpu")) -> int:
     siblings = set()
     for number in os.sched_getaffinity(0):
         try:
-            siblings.add(
-                (system / f"cpu{number}" / "topology" / "thread_siblings_list").read_text().strip()
-            )
+            siblings.add(Path(_SIBLINGS.format(number)).read_text().strip())
         except OSError:
             return 0
     return len(siblings)

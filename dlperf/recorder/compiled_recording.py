@@ -159,14 +159,7 @@ class CompiledRecording:
         return True
 
     def _pop(self) -> bool:
-        if not self._recorder.is_recording:
-            return True
-        depth = torch._C._len_torch_dispatch_stack()
-        if not depth or torch._C._get_dispatch_stack_at(depth - 1) is not self._recorder:
-            return False
-        self._recorder.pause()
-        self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        return True
+        return not self._recorder.is_recording or self._recorder.leave()
 
     def _run_graph(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._n_graphs += 1

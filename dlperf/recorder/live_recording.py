@@ -92,10 +92,8 @@ class LiveRecording:
         self._is_over = True
         self._code.stop()
         self._recorder.pause()
-        depth = torch._C._len_torch_dispatch_stack()
-        if not depth or torch._C._get_dispatch_stack_at(depth - 1) is not self._recorder:
+        if not self._recorder.leave():
             return False
-        self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._hooks.close()
         try:
             self._recorded = self._recorder.stop()

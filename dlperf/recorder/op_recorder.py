@@ -265,6 +265,15 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Let operations pass unrecorded until :meth:`start`; the memory is watched on."""
         self.is_recording = False
 
+    def leave(self) -> bool:
+        """Leave torch's stack of dispatch modes; False where another mode is on top of it."""
+        depth = torch._C._len_torch_dispatch_stack()
+        if not depth or torch._C._get_dispatch_stack_at(depth - 1) is not self:
+            return False
+        self.pause()
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return True
+
     def stop(self) -> tuple[tuple[Op, ...], tuple[Storage, ...]]:
         """End the recording. Returns operations and storages; raises the first error kept."""
         self.is_recording = False

@@ -22,8 +22,8 @@ from dlperf.core.units import format_seconds
 FILE_WIDTH = 160
 """Columns of prose in a text file; tables have all their columns."""
 _PROSE_WIDTH = 120
-_LEAST_TEXT = 8
-"""Characters that a shortened cell keeps."""
+_LEAST_TEXT, _LEAST_FIRST = 8, 20
+"""Characters that a shortened cell keeps; one of the first column as long as it can."""
 
 
 @dataclass(frozen=True)
@@ -166,21 +166,21 @@ def shorten(text: str, width: int) -> str:
     return text[: max(0, width - 2 - tail)] + ".." + (text[-tail:] if tail else "")
 
 
-def format_table(columns: Sequence[Column], width: int | None, least_first: int = 20) -> str:
+def format_table(columns: Sequence[Column], width: int | None) -> str:
     """The columns side by side in at most `width` characters (None: as wide as they are).
 
-    Columns of the same group and rank come and go together, those of high rank go first. Where
-    those of rank 0 find no room either, text is shortened in the middle, the widest column first
-    (the first column keeps `least_first` characters as long as it can); then the last ones go.
-    What was left out is named below the table.
+     Columns of the same group and rank come and go together, those of high rank go first. Where
+     those of rank 0 find no room either, text is shortened in the middle, the widest column first
+    ; then the last ones go.
+     What was left out is named below the table.
     """
     width = sum(1 + column.width for column in columns) if width is None else width
     chosen = [column for column in columns if column.rank == 0]
     for rank in sorted({column.rank for column in columns if column.rank}):
         more = [column for column in columns if column in chosen or column.rank == rank]
-        if min(more[0].width, least_first) + sum(1 + c.width for c in more[1:]) <= width:
+        if min(more[0].width, _LEAST_FIRST) + sum(1 + c.width for c in more[1:]) <= width:
             chosen = more
-    while (widths := _widths(chosen, width, least_first)) is None:
+    while (widths := _widths(chosen, width)) is None:
         last = chosen[-1]
         chosen = [column for column in chosen[:-1] if not last.group or column.group != last.group]
 
@@ -198,11 +198,11 @@ def format_table(columns: Sequence[Column], width: int | None, least_first: int 
     return "\n".join(lines)
 
 
-def _widths(columns: Sequence[Column], width: int, least_first: int) -> list[int] | None:
+def _widths(columns: Sequence[Column], width: int) -> list[int] | None:
     """The columns' widths, text shortened until they fit; None where they cannot."""
     widths = [column.width for column in columns]
     excess = sum(widths) + len(widths) - 1 - width
-    cut = max(0, min(excess, widths[0] - least_first))
+    cut = max(0, min(excess, widths[0] - _LEAST_FIRST))
     widths[0], excess = widths[0] - cut, excess - cut
     text = [i for i, column in enumerate(columns) if i == 0 or column.align_left]
     for _ in range(excess):

@@ -313,14 +313,10 @@ _PLACES = {False: _near_places(1), True: _near_places(-1)}
 _FAR_PLACES = _far_places()
 
 
-def group_points(
-    ax: Any, points: Sequence[tuple[float, float]], reach: float = 7.0
-) -> list[list[int]]:
-    """Indices of the points that cannot be distinguished: within `reach` (1/72 inch) of a group's
-    first.
-    """
+def group_points(ax: Any, points: Sequence[tuple[float, float]]) -> list[list[int]]:
+    """Indices of the points that cannot be distinguished: within 7/72 inch of a group's first."""
     groups: list[list[int]] = []
-    limit = reach * ax.figure.dpi / 72
+    limit = 7 * ax.figure.dpi / 72
     pixels = [ax.transData.transform(point) for point in points]
     for index, at in enumerate(pixels):
         own = next((group for group in groups if math.dist(pixels[group[0]], at) <= limit), [])

@@ -61,11 +61,9 @@ def limits(
     return (min(xs) / 8, max(xs) * 8), (min(ys) / 8, max(ys) * 8)
 
 
-def draw_ridgeline(
-    ax: Any, points: Sequence[PlanePoint], rates: ridgeline.Rates, names: bool = True
-) -> set[str]:
-    """The plane on `ax`: regions, the cross of the centre, the ridge, and the points; the labels
-    that were drawn. `names` writes each region's resource.
+def draw_ridgeline(ax: Any, points: Sequence[PlanePoint], rates: ridgeline.Rates) -> set[str]:
+    """The plane on `ax`: regions with their resources, the cross of the centre, the ridge, and the
+    points; the labels that were drawn.
 
     Points that send nothing, or compute nothing, have no position on logarithmic axes and are left
     out; :func:`ridgeline_figure` counts them.
@@ -89,7 +87,7 @@ def draw_ridgeline(
         ([centre_x] * 2, [y_low, centre_y]),
     ):
         ax.plot(*ridge, color=INK, linewidth=2.2, zorder=2)
-    covered = _draw_names(ax, rates) if names else []
+    covered = _draw_names(ax, rates)
     drawn = _drawable(points)
     draw_series(
         ax,

@@ -219,9 +219,9 @@ def coverage_remarks(prediction: Prediction, prefix: str = "") -> list[str]:
     return remarks
 
 
-def _first_names(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+def _first_names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:12])
+    return shown if len(names) <= 12 else f"{shown} and {len(names) - 12} more"
 
 
 def _record(row: LayerComparison, inference: bool) -> dict[str, Any]:

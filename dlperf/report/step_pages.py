@@ -263,13 +263,10 @@ def traffic_columns(report: StepComparison) -> tuple[Column, ...]:
 
 
 def prediction_to_text(
-    prediction: Prediction,
-    epoch: Epoch | None = None,
-    width: int | None = None,
-    max_lines: int | None = MAX_LINES,
+    prediction: Prediction, epoch: Epoch | None = None, width: int | None = None
 ) -> str:
     """A prediction as plain text (:func:`prediction_page`)."""
-    return to_text(prediction_page(prediction, epoch, max_lines), width)
+    return to_text(prediction_page(prediction, epoch), width)
 
 
 def prediction_page(

@@ -263,9 +263,7 @@ class Intervals:
     needed_factor: float
 
 
-def intervals(
-    cases: Sequence[tuple[float, float, float, float]], wanted: float = 0.9
-) -> Intervals | None:
+def intervals(cases: Sequence[tuple[float, float, float, float]]) -> Intervals | None:
     """From (actual, predicted, low, high) in seconds of each case; None where there is none.
 
     >>> intervals([(1.0, 1.1, 0.9, 1.3), (1.0, 2.0, 1.6, 2.4)]).inside_frac
@@ -281,7 +279,7 @@ def intervals(
         fmean(inside),
         median(widths),
         off[sum(inside) - 1] if any(inside) else 0.0,
-        sorted(_half_widths_off(*case) for case in cases)[math.ceil(wanted * len(cases)) - 1],
+        sorted(_half_widths_off(*case) for case in cases)[math.ceil(0.9 * len(cases)) - 1],
     )
 
 

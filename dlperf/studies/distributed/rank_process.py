@@ -28,7 +28,6 @@ from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.recorder.targets import resolve
 
 _WARM_UP_STEPS, _BLOCKS = 4, 3
-Now = Callable[[], float]
 
 
 def _decided(value: int) -> int:
@@ -45,7 +44,7 @@ def _over_ranks(own: Sequence[float], how: Any) -> list[float]:
     return found
 
 
-def time_steps(order: dict[str, Any], now: Now = time.perf_counter) -> dict[str, Any]:
+def time_steps(order: dict[str, Any]) -> dict[str, Any]:
     """Seconds of the slowest rank's step, medians over steps that all ranks begin together:
     ``step_s``, ``compute_s`` of the same step without synchronisation, ``first_step_s`` (one
     all-reduce that nothing overlaps); and ``bucket_bytes``, the buckets that DDP says it has.
@@ -62,13 +61,13 @@ def time_steps(order: dict[str, Any], now: Now = time.perf_counter) -> dict[str,
 
     def step(synchronise: bool) -> float:
         dist.barrier()
-        begin = now()
+        begin = time.perf_counter()
         optimizer.zero_grad()
         with contextlib.nullcontext() if synchronise else ddp.no_sync():
             output = ddp(**built.inputs) if isinstance(built.inputs, dict) else ddp(*built.inputs)
             loss(output).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        return now() - begin
+        return time.perf_counter() - begin
 
     first_s = _over_ranks([step(True)], dist.ReduceOp.MAX)[0]
     warm_s = statistics.median(
@@ -99,7 +98,7 @@ def time_steps(order: dict[str, Any], now: Now = time.perf_counter) -> dict[str,
     }
 
 
-def time_all_reduces(order: dict[str, Any], now: Now = time.perf_counter) -> dict[str, Any]:
+def time_all_reduces(order: dict[str, Any]) -> dict[str, Any]:
     """Median seconds of all-reduces of float32 vectors by their bytes, the mean over the ranks,
     which start together; each size in several `passes`, and from `least` to `most` calls in each.
     """
@@ -111,9 +110,9 @@ def time_all_reduces(order: dict[str, Any], now: Now = time.perf_counter) -> dic
 
             def call(vector: torch.Tensor = vector) -> float:
                 dist.barrier()
-                begin = now()
+                begin = time.perf_counter()
                 dist.all_reduce(vector)
-                return now() - begin
+                return time.perf_counter() - begin
 
             call()
             own = [call()]
