@@ -169,10 +169,9 @@ def shorten(text: str, width: int) -> str:
 def format_table(columns: Sequence[Column], width: int | None) -> str:
     """The columns side by side in at most `width` characters (None: as wide as they are).
 
-     Columns of the same group and rank come and go together, those of high rank go first. Where
-     those of rank 0 find no room either, text is shortened in the middle, the widest column first
-    ; then the last ones go.
-     What was left out is named below the table.
+    Columns of the same group and rank come and go together, those of high rank go first. Where
+    those of rank 0 find no room either, text is shortened in the middle, the widest column first;
+    then the last ones go. What was left out is named below the table.
     """
     width = sum(1 + column.width for column in columns) if width is None else width
     chosen = [column for column in columns if column.rank == 0]
