@@ -107,6 +107,7 @@ def test_what_the_user_s_code_raises():
     done = run("\n".join(RAISES))
     assert done.returncode == 0, done.stderr
     for line, expected in zip(done.stdout.splitlines(), RAISES.values(), strict=True):
+        line = line.replace("RuntimeError: mm: ", "RuntimeError: ")  # torch 2.15 names the operator
         assert line.startswith(expected)
     assert done.stderr == ""
 
