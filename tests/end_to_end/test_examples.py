@@ -10,7 +10,8 @@ frozen ``machine.json`` (this machine's file), ``cluster.json``, ``communication
   without lines below it may print anything. A last line ``...`` stands for any further lines.
 - A comment before a block changes this: ``<!-- example: parsed -->`` checks commands and Python
   without running them. With ``<!-- example: measured -->`` numbers and notes differ from run to
-  run: the words of most lines are found in the output; ``...`` may stand anywhere.
+  run: the words of most lines are found in the output; ``...`` may stand anywhere. So it is for
+  all outputs where torch is not that of the machine file: no prediction is then as near as measured.
 
 ``python -m pytest tests/end_to_end/test_examples.py --renew`` writes the present output into the
 pages; the git diff shows each change.
@@ -130,6 +131,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_page(page: Path, folder: Path, capfd: pytest.CaptureFixture[str], renew: bool) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     changes = []
+    releases = [
+        versions["torch"].split(".")[:2]
+        for versions in (host.versions(), dlperf.Machine.load("machine.json").versions)
+    ]
+    is_other_torch = releases[0] != releases[1]
     for example in examples(page):
         where = f"{title(page)}:{example.line}"
         if example.language == "python":
@@ -148,7 +154,7 @@ def test_page(page: Path, folder: Path, capfd: pytest.CaptureFixture[str], renew
             if not expected:
                 continue
             actual = [line.rstrip() for line in printed.rstrip().splitlines()]
-            if not agree(expected, actual, example.how == "measured"):
+            if not agree(expected, actual, example.how == "measured" or is_other_torch):
                 assert renew, f"{where}: {command} prints\n{printed}\ninstead of\n" + "\n".join(
                     expected
                 )
