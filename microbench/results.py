@@ -43,7 +43,7 @@ def merged(
     kernels = part.kernels
     if before is not None:
         kernels = tuple(
-            _with_earlier(kernel, before.exact(kernel.op.signature, threads)) for kernel in kernels
+            _with_earlier(kernel, before.exact(kernel.op, threads)) for kernel in kernels
         )
     notes, coverage = list(machine.notes), list(machine.coverage)
     if message["refused"]:

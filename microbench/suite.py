@@ -275,9 +275,7 @@ def _measured_points(
     kept = names & _cut_short(machine, threads) - set(machine.busy_groups(threads))
     return {
         group.name: [
-            index
-            for index, point in enumerate(group.points)
-            if machine.exact(point.op.signature, threads)
+            index for index, point in enumerate(group.points) if machine.exact(point.op, threads)
         ]
         for group in planned_groups(mode, machine.cpu.flags)
         if group.name in kept and _done_name(mode, threads, group.name) in machine.groups

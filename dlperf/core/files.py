@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dlperf.core.errors import DlperfError, WorkFailed, check_type, refuse
+from dlperf.core.garbage import uncollected
 from dlperf.core.streams import write_out
 from dlperf.core.text import visible
 
@@ -37,11 +38,12 @@ def load(
     """What `from_json` makes of a file. Raises DlperfError in one line: the file, what is wrong
     with it, and the way out.
     """
-    data = read_json(path, schema, version)
-    try:
-        return from_json(data)
-    except DlperfError as error:
-        raise DlperfError(f"{path}: {error}. {way_out}") from error
+    with uncollected():
+        data = read_json(path, schema, version)
+        try:
+            return from_json(data)
+        except DlperfError as error:
+            raise DlperfError(f"{path}: {error}. {way_out}") from error
 
 
 def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:

@@ -138,12 +138,17 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         return tuple(sorted(name for name, t in self._by_family if t == threads))
 
     @cached_property
-    def _by_signature(self) -> dict[tuple[str, int], Kernel]:
-        return {(kernel.op.signature, kernel.threads): kernel for kernel in self.kernels}
+    def _alike(self) -> dict[tuple[str, tuple[int, ...], int], list[Kernel]]:
+        """Kernels by name, shape of the first tensor and threads: few are compared by signature."""
+        found: dict[tuple[str, tuple[int, ...], int], list[Kernel]] = defaultdict(list)
+        for kernel in self.kernels:
+            found[kernel.op.name, kernel.op.first_shape, kernel.threads].append(kernel)
+        return found
 
-    def exact(self, signature: str, threads: int) -> Kernel | None:
+    def exact(self, op: Op, threads: int) -> Kernel | None:
         """The measurement of this very op, if there is one."""
-        return self._by_signature.get((signature, threads))
+        alike = self._alike.get((op.name, op.first_shape, threads), ())
+        return next((one for one in reversed(alike) if one.op.signature == op.signature), None)
 
     @cached_property
     def _costs_by_kind(self) -> dict[str, dict[CostKey, dict[int, Cost]]]:
@@ -426,6 +431,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     "leave_one_out_fracs": [
                         float(f"{value:.4g}") for value in c.leave_one_out_fracs
                     ],
+                    "weights": list(c.weights),
                 }
                 for c in self.kernel_models
             ],

@@ -56,7 +56,6 @@ def find_mismatches(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> lis
 
 def find_missing_dtypes(machine: Machine, trace: Trace) -> list[str]:
     """Floating-point types of the trace without a kernel in the machine file, one line each."""
-    held = {spec.dtype for kernel in machine.kernels for spec in kernel.op.inputs}
     asked = dict.fromkeys(
         spec.dtype
         for op in trace.ops
@@ -66,7 +65,7 @@ def find_missing_dtypes(machine: Machine, trace: Trace) -> list[str]:
     return [
         f"{machine.path or 'machine file'} contains no kernels in {dtype}: extrapolated"
         for dtype in asked
-        if dtype not in held
+        if not any(spec.dtype == dtype for kernel in machine.kernels for spec in kernel.op.inputs)
     ]
 
 

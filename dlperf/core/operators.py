@@ -174,6 +174,12 @@ class Op:
         )
 
     @property
+    def first_shape(self) -> tuple[int, ...]:
+        """Shape of the first tensor among the positional arguments; () without one."""
+        first = next(tensors_in(self.args), None)
+        return () if first is None else first.shape
+
+    @property
     def layer_shares(self) -> tuple[tuple[str, float], ...]:
         """Each layer that the call belongs to, with its fraction of it."""
         return self.shares or ((self.layer, 1.0),)
@@ -300,20 +306,38 @@ def arguments_from_json(
     """Positional and keyword arguments of an operator call. Raises DlperfError naming the part of
     `entry` that is none.
     """
-    return (
-        tuple(
-            [
-                _argument_from_json(value, tensors, f"{entry}.args[{index}]")
-                for index, value in enumerate(args)
-            ]
-        ),
-        tuple(
-            [
-                (name, _argument_from_json(value, tensors, f"{entry}.kwargs[{name!a}]"))
-                for name, value in kwargs.items()
-            ]
-        ),
+    try:
+        return (
+            tuple([_argument_from_json(value, tensors) for value in args]),
+            tuple([(name, _argument_from_json(value, tensors)) for name, value in kwargs.items()]),
+        )
+    except _Unfit as error:
+        (unfit,) = error.args
+    place = _place(args, unfit)
+    entry += f".kwargs{_place(kwargs, unfit)}" if place is None else f".args{place}"
+    if isinstance(unfit, dict) and list(unfit) == ["tensor"]:
+        number = f"the number of a tensor, of which there are {len(tensors)}"
+        refuse(f"{entry}['tensor']", unfit["tensor"], number)
+    refuse(
+        entry,
+        unfit,
+        "an operator's argument: null, true, false, a number, text, a list, or an object such as"
+        " {'tensor': 0}",
     )
+
+
+class _Unfit(Exception):
+    """Holds the part of JSON data that is no operator's argument."""
+
+
+def _place(values: Any, part: Any) -> str | None:
+    """The keys and positions that lead to a `part` of lists and objects; None where it is none."""
+    pairs = values.items() if isinstance(values, dict) else enumerate(values)
+    for key, value in pairs:
+        inner = "" if value is part else _place(value, part) if isinstance(value, list) else None
+        if inner is not None:
+            return f"[{key!a}]{inner}"
+    return None
 
 
 def _argument_to_json(argument: Argument, table: TensorTable) -> Any:
@@ -329,7 +353,7 @@ def _argument_to_json(argument: Argument, table: TensorTable) -> Any:
 
 
 def _argument_from_json(
-    value: Any, tensors: Sequence[TensorSpec], entry: str, depth: int = _DEEPEST
+    value: Any, tensors: Sequence[TensorSpec], depth: int = _DEEPEST
 ) -> Argument:
     kind = type(value)
     if kind is dict and len(value) == 1:
@@ -341,12 +365,7 @@ def _argument_from_json(
         if name in _SYMBOLS and type(content) is str:
             return Symbol(name, content)
     elif kind is list and depth:
-        return tuple(
-            [
-                _argument_from_json(one, tensors, f"{entry}[{index}]", depth - 1)
-                for index, one in enumerate(value)
-            ]
-        )
+        return tuple([_argument_from_json(one, tensors, depth - 1) for one in value])
     elif (
         value is None
         or kind is bool
@@ -355,18 +374,7 @@ def _argument_from_json(
         or (kind is float and math.isfinite(value))
     ):
         return value  # type: ignore[no-any-return]
-    if kind is dict and list(value) == ["tensor"]:
-        refuse(
-            f"{entry}['tensor']",
-            value["tensor"],
-            f"the number of a tensor, of which there are {len(tensors)}",
-        )
-    refuse(
-        entry,
-        value,
-        "an operator's argument: null, true, false, a number, text, a list, or an object such as"
-        " {'tensor': 0}",
-    )
+    raise _Unfit(value)
 
 
 def tensor_numbered(number: int, tensors: Sequence[TensorSpec], entry: str) -> TensorSpec:

@@ -70,7 +70,7 @@ class PageFaults:
 
     seconds: float
     step_s: float
-    recommendations: tuple[AllocatorRecommendation, ...]
+    recommendations: tuple[AllocatorRecommendation, ...] = ()
 
     def sentence(self) -> str:
         """The cost, and the best recommendation that needs nothing installed.
@@ -90,15 +90,21 @@ class PageFaults:
         return {"seconds": self.seconds, "recommendations": [*map(asdict, self.recommendations)]}
 
 
+def page_fault_cost(prediction: PredictedStep) -> PageFaults | None:
+    """Cost of page faults where it is at least WORTH_FRAC of the step; else None."""
+    step_s = prediction.step.total_s
+    seconds = math.fsum(item.seconds for item in prediction.prices.items if item.bound == BOUND)
+    return PageFaults(seconds, step_s) if step_s and seconds >= WORTH_FRAC * step_s else None
+
+
 def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
-    """Cost of page faults where it is at least WORTH_FRAC of the step; else None.
+    """Cost of page faults with recommendations; None for a small share of the step.
 
     Each other policy's step is predicted anew, since memory that is kept is also colder than pages
     just zeroed. A policy that saves nothing is left out.
     """
-    step_s = prediction.step.total_s
-    seconds = math.fsum(item.seconds for item in prediction.prices.items if item.bound == BOUND)
-    if not step_s or seconds < WORTH_FRAC * step_s:
+    cost, step_s = page_fault_cost(prediction), prediction.step.total_s
+    if cost is None or step_s is None:
         return None
     price = registry.get(prediction.predictor).price
     found = []
@@ -109,7 +115,7 @@ def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
             other = predict_co_run(alone, prediction.workers).step.total_s
             if other is not None and other < step_s:
                 found.append(AllocatorRecommendation(name, policy.settings, step_s - other))
-    return PageFaults(seconds, step_s, tuple(sorted(found, key=lambda one: -one.saved_s)))
+    return replace(cost, recommendations=tuple(sorted(found, key=lambda one: -one.saved_s)))
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from dlperf.predictors.kernel_model import (
     one_blas_thread,
 )
 from dlperf.predictors.kernels.catalog import describe
+from dlperf.predictors.kernels.contractions import CONVOLUTIONS, is_convolution
 from dlperf.predictors.kernels.description import KernelDescription, stacked
 from dlperf.predictors.kernels.sub_kernels import sub_kernels
 
@@ -90,18 +92,40 @@ class KernelCostModel:
     threads: int
     _models: dict[Variant, KernelModel] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
+    _work_ranges: dict[Variant, tuple[float, float]] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def kernels(self) -> dict[Variant, list[tuple[KernelDescription, Kernel]]]:
         """Measured kernels with their descriptions, by variant."""
-        described = _descriptions(self.machine, self.threads > 1)
+        return self._convolutions | self._others
+
+    @cached_property
+    def _convolutions(self) -> dict[Variant, list[tuple[KernelDescription, Kernel]]]:
+        return self._described(True)
+
+    @cached_property
+    def _others(self) -> dict[Variant, list[tuple[KernelDescription, Kernel]]]:
+        return self._described(False)
+
+    def _described(
+        self, are_convolutions: bool
+    ) -> dict[Variant, list[tuple[KernelDescription, Kernel]]]:
+        """Half of a machine file are convolutions, whose descriptions take longest, and which many
+        steps have none of.
+        """
         found: dict[Variant, list[tuple[KernelDescription, Kernel]]] = defaultdict(list)
         for kernel in self.machine.kernels:
-            if kernel.threads == self.threads:
-                description = described[kernel.op.signature]
-                if description is not None:
-                    found[description.variant].append((description, kernel))
+            if (
+                kernel.threads == self.threads
+                and (kernel.op.packet in CONVOLUTIONS) is are_convolutions
+                and (description := describe(kernel.op, self.threads)) is not None
+            ):
+                found[description.variant].append((description, kernel))
         return dict(found)
+
+    def _like(self, variant: Variant) -> dict[Variant, list[tuple[KernelDescription, Kernel]]]:
+        """The part of :attr:`kernels` that a variant and its fallbacks belong to."""
+        return self._convolutions if is_convolution(variant) else self._others
 
     def resolve(self, description: KernelDescription) -> Variant | None:
         """Variant whose model serves a description; None where none was measured.
@@ -109,45 +133,44 @@ class KernelCostModel:
         The first of its variant and fallbacks with enough points and work near the described one or
         over a wide range; else the one with the most points.
         """
-        work = sum(description.terms[1:])
+        work, kernels = sum(description.terms[1:]), self._like(description.variant)
         measured = [
             variant
             for variant in (description.variant, *description.fallbacks)
-            if variant in self.kernels
+            if variant in kernels
         ]
         usable = [
             variant
             for variant in measured
             if self._has_wide_range(variant)
-            or self._work_range[variant][0] / _NEAR <= work <= _NEAR * self._work_range[variant][1]
+            or self._work_range(variant)[0] / _NEAR <= work <= _NEAR * self._work_range(variant)[1]
         ] or measured
-        most = max(usable, key=lambda variant: len(self.kernels[variant]), default=None)
-        enough = (one for one in usable if len(self.kernels[one]) >= _ENOUGH_POINTS)
+        most = max(usable, key=lambda variant: len(kernels[variant]), default=None)
+        enough = (one for one in usable if len(kernels[one]) >= _ENOUGH_POINTS)
         return next(enough, most)
 
-    @cached_property
-    def _work_range(self) -> dict[Variant, tuple[float, float]]:
-        """Smallest and largest work of each variant's kernels, as the sum of their terms."""
-        work = {
-            variant: [sum(description.terms[1:]) for description, _ in rows]
-            for variant, rows in self.kernels.items()
-        }
-        return {variant: (min(amounts), max(amounts)) for variant, amounts in work.items()}
+    def _work_range(self, variant: Variant) -> tuple[float, float]:
+        """Smallest and largest work of a variant's kernels, as the sum of their terms."""
+        if variant not in self._work_ranges:
+            rows = self._like(variant)[variant]
+            amounts = [sum(description.terms[1:]) for description, _ in rows]
+            self._work_ranges[variant] = min(amounts), max(amounts)
+        return self._work_ranges[variant]
 
     def _has_wide_range(self, variant: Variant) -> bool:
-        least, most = self._work_range[variant]
+        least, most = self._work_range(variant)
         return most >= _WIDE_RANGE * least
 
     def kernel_model(self, variant: Variant) -> KernelModel:
         """Fitted model of a measured variant."""
         if variant not in self._models:
-            fit = self._fits.get(variant)
-            hyperparameters = (
-                None if fit is None else Hyperparameters(fit.length_scales, fit.signal, fit.noise)
-            )
-            self._models[variant] = KernelModel.fit(
-                *self._points(variant), hyperparameters, self._max_call_s(variant)
-            )
+            hyperparameters, weights = None, None
+            if (fit := self._fits.get(variant)) is not None:
+                hyperparameters = Hyperparameters(fit.length_scales, fit.signal, fit.noise)
+                if fit.points == self.checksum(variant):
+                    weights = np.array(fit.weights)
+            points, max_call_s = self._points(variant), self._max_call_s(variant)
+            self._models[variant] = KernelModel.fit(*points, hyperparameters, max_call_s, weights)
         return self._models[variant]
 
     def refit(self, variant: Variant) -> KernelModel:
@@ -155,9 +178,14 @@ class KernelCostModel:
         points, max_call_s = self._points(variant), self._max_call_s(variant)
         return KernelModel.fit(*points, fit_hyperparameters(*points, max_call_s), max_call_s)
 
+    def checksum(self, variant: Variant) -> int:
+        """CRC-32 of what decides the weights of a variant: terms, times, and the longest call."""
+        _, terms, times_s = self._points(variant)
+        return zlib.crc32(np.array([*terms.flat, *times_s, self._max_call_s(variant)]).tobytes())
+
     def _points(self, variant: Variant) -> tuple[Array, Array, Array]:
         """Features (n, d), terms (n, q) and seconds (n,) of a variant's kernels."""
-        rows = self.kernels[variant]
+        rows = self._like(variant)[variant]
         return *stacked([description for description, _ in rows]), np.array(
             [kernel.seconds for _, kernel in rows], dtype=float
         )
@@ -168,25 +196,26 @@ class KernelCostModel:
         The shortest kernel; without a wide range of work also a multiple of a usual call of the
         family.
         """
-        rows = self.kernels[variant]
+        rows = self._like(variant)[variant]
         shortest_s = min(kernel.seconds for _, kernel in rows)
         if self._has_wide_range(variant):
             return shortest_s
-        call_s = self._calls_s.get(
-            rows[0][1].family, self.cost_s("boxed_call") + self.cost_s("native_call")
-        )
-        return min(shortest_s, _MAX_CALL_RATIO * call_s or math.inf)
+        return min(shortest_s, _MAX_CALL_RATIO * self._call_s(variant) or math.inf)
 
-    @cached_property
-    def _calls_s(self) -> dict[str, float]:
-        """Seconds of a usual call by family: median of the shortest kernels of its variants with a
-        wide range of work.
+    def _call_s(self, variant: Variant) -> float:
+        """Seconds of a usual call of a variant's family: median of the shortest kernels of its
+        variants with a wide range of work.
         """
-        found: dict[str, list[float]] = defaultdict(list)
-        for variant, rows in self.kernels.items():
-            if self._has_wide_range(variant):
-                found[rows[0][1].family].append(min(kernel.seconds for _, kernel in rows))
-        return {family: statistics.median(values) for family, values in found.items()}
+        family = self._like(variant)[variant][0][1].family
+        kernels = self.kernels if family == EXACT else self._like(variant)
+        found = [
+            min(kernel.seconds for _, kernel in rows)
+            for variant, rows in kernels.items()
+            if rows[0][1].family == family and self._has_wide_range(variant)
+        ]
+        if not found:
+            return self.cost_s("boxed_call") + self.cost_s("native_call")
+        return statistics.median(found)
 
     @cached_property
     def _fits(self) -> dict[Variant, KernelModelFit]:
@@ -196,7 +225,7 @@ class KernelCostModel:
 
     def kernel_s(self, op: Op) -> tuple[float, str] | None:
         """Seconds of a call of one op with warm caches, and their source; None without a model."""
-        exact = self.machine.exact(op.signature, self.threads)
+        exact = self.machine.exact(op, self.threads)
         if exact is not None:
             return exact.seconds, "measured"
         (found,) = self.modelled([op])
@@ -279,16 +308,6 @@ class KernelCostModel:
         return self._costs[name]
 
 
-@cached_by_identity
-def _descriptions(machine: Machine, is_team: bool) -> dict[str, KernelDescription | None]:
-    """Descriptions of a machine's kernels by signature, for one thread or for a team."""
-    return {
-        kernel.op.signature: describe(kernel.op, kernel.threads)
-        for kernel in machine.kernels
-        if (kernel.threads > 1) == is_team
-    }
-
-
 _cost_model = cached_by_identity(KernelCostModel)
 
 
@@ -305,8 +324,9 @@ def fit_kernel_models(machine: Machine) -> Machine:
     Operations measured for a target do not count in the errors: they are no sample of their family.
     """
     fits = []
+    filed = Machine.from_json(machine.to_json())  # with the digits of a file
     for threads in machine.threads:
-        cost_model = KernelCostModel(replace(machine, kernel_models=()), threads)
+        cost_model = KernelCostModel(replace(filed, kernel_models=()), threads)
         for variant, rows in cost_model.kernels.items():
             model = cost_model.refit(variant)
             fitted, errors = model.hyperparameters, model.leave_one_out
@@ -322,6 +342,8 @@ def fit_kernel_models(machine: Machine) -> Machine:
                     fitted.signal,
                     fitted.noise,
                     tuple(fracs),
+                    tuple(model.weights.tolist()),
+                    cost_model.checksum(variant),
                 )
             )
     return replace(machine, kernel_models=tuple(fits))

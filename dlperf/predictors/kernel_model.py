@@ -16,9 +16,6 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import cho_factor, cho_solve
-from scipy.linalg.lapack import dpotri
-from scipy.optimize import nnls
 from threadpoolctl import threadpool_limits
 
 from dlperf.core.variation import Z90
@@ -49,6 +46,8 @@ _SURPRISE = 2.0
 """Leave-one-out residual, in standard deviations, above which the noise of a point is raised."""
 _LEAST_POINTS = 10
 """Points below which the interval calibration factor is unknown."""
+_BLOCK = 64
+"""Rows of a triangular matrix that are inverted at once."""
 _UNKNOWN = 0.2
 """Standard deviation of ln t where the interval calibration factor is unknown."""
 
@@ -66,9 +65,19 @@ class Hyperparameters:
     def covariance(self, a: Array, b: Array) -> Array:
         """Prior covariance (n, m) between features (n, d) and (m, d), Matern 3/2."""
         a, b = a / np.array(self.length_scales), b / np.array(self.length_scales)
-        squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
-        distance = np.sqrt(3.0 * np.maximum(squared, 0.0))
-        return np.asarray(_LEVEL + self.signal**2 * (1.0 + distance) * np.exp(-distance))
+        # In place: the pages of a large array take longer than its numbers.
+        found = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :]
+        other = 2.0 * a @ b.T
+        found -= other
+        np.maximum(found, 0.0, out=found)
+        found *= 3.0
+        distance = np.sqrt(found, out=found)
+        decay = np.exp(np.negative(distance, out=other), out=other)
+        found += 1.0
+        found *= self.signal**2
+        found *= decay
+        found += _LEVEL
+        return np.asarray(found)
 
 
 @dataclass(frozen=True)
@@ -90,8 +99,9 @@ class KernelModel:
     """ln(predicted / measured) of each point, predicted from all others (ibid., eq. 5.12); empty
     for fewer than three points.
     """
-    factor: tuple[Array, bool]
-    """Cholesky factor of K, the covariance of the points with their noise."""
+    inverse: Array
+    """Inverse of the Cholesky factor L of K = L L^T, the covariance of the points with their noise.
+    """
     interval_calibration: float
     """Interval calibration factor: scales the standard deviations so that 90 % of the points lie in
     their leave-one-out 90 % intervals; NaN for fewer than ten points.
@@ -109,25 +119,29 @@ class KernelModel:
         times_s: Array,
         hyperparameters: Hyperparameters | None = None,
         max_call_s: float = math.inf,
+        weights: Array | None = None,
     ) -> KernelModel:
         """Fit to features (n, d) in octaves, terms (n, q) >= 0 and times (n,) > 0 in seconds.
 
-        `max_call_s` bounds the weight of the first term, the call, in seconds.
+        `max_call_s` bounds the weight of the first term, the call, in seconds. `weights` are those
+        of an earlier fit to the same points.
         """
-        weights, residuals = _fit_weights(terms, times_s, max_call_s)
+        if weights is None:
+            weights = _fit_weights(terms, times_s, max_call_s)
+        residuals = _residuals(terms, times_s, weights)
         features = _with_length(features, terms, weights)
         if hyperparameters is None or len(hyperparameters.length_scales) != features.shape[1]:
             hyperparameters = default_hyperparameters(features, residuals)
         usual = hyperparameters.noise
         covariance = hyperparameters.covariance(features, features)
         noise = np.full(len(residuals), usual)
-        factor, coefficients, variance = _solve(covariance, residuals, noise)
+        inverse, coefficients, variance = _solve(covariance, residuals, noise)
         leave_one_out, calibration = np.zeros(0), math.nan
         if len(times_s) >= 3:
             # A point that the others contradict was disturbed: its noise is raised to its residual.
             surprise = np.abs(coefficients) * np.sqrt(variance)
             noise = usual * np.maximum(1.0, surprise / _SURPRISE)
-            factor, coefficients, variance = _solve(covariance, residuals, noise)
+            inverse, coefficients, variance = _solve(covariance, residuals, noise)
             leave_one_out = -coefficients * variance
         if len(times_s) >= _LEAST_POINTS:
             # A disturbed point counts as an error of the model, with the noise of the others.
@@ -143,7 +157,7 @@ class KernelModel:
             hyperparameters,
             coefficients,
             leave_one_out,
-            factor,
+            inverse,
             calibration,
             float(times_s.min()),
             float(residuals.max()),
@@ -162,7 +176,8 @@ class KernelModel:
         across = self.hyperparameters.covariance(features, self.features)
         prior = self.hyperparameters.covariance(features, features)
         noise = self.hyperparameters.noise**2 * np.eye(len(features))
-        posterior = prior - across @ cho_solve(self.factor, across.T)
+        explained = self.inverse @ across.T
+        posterior = prior - explained.T @ explained
         return np.asarray(self.interval_calibration**2 * (posterior + noise))
 
     def fits(self, description: KernelDescription) -> bool:
@@ -189,10 +204,10 @@ def _with_length(features: Array, terms: Array, weights: Array) -> Array:
     return np.hstack([features, np.log2(np.maximum(terms @ weights, 1e-12))[:, None]])
 
 
-def _fit_weights(terms: Array, times_s: Array, max_call_s: float) -> tuple[Array, Array]:
-    """Weights (q,) of the terms, that of the call at most `max_call_s`, and the residuals
-    ln(t / (terms . weights)) (n,).
-    """
+def _fit_weights(terms: Array, times_s: Array, max_call_s: float) -> Array:
+    """Weights (q,) of the terms; that of the first one, the call, is at most `max_call_s`."""
+    from scipy.optimize import nnls  # here: its import takes longer than a prediction
+
     scale = np.maximum(terms.max(axis=0), 1e-300)
     scaled, wanted = terms / scale / times_s[:, None], np.ones(len(times_s))
     weights, _ = nnls(scaled, wanted)
@@ -200,20 +215,34 @@ def _fit_weights(terms: Array, times_s: Array, max_call_s: float) -> tuple[Array
     if weights[0] > max_call_s and len(weights) > 1:
         work, _ = nnls(scaled[:, 1:], np.maximum(wanted - max_call_s / times_s, 0.0))
         weights = np.array([max_call_s, *(work / scale[1:])])
+    return np.asarray(weights)
+
+
+def _residuals(terms: Array, times_s: Array, weights: Array) -> Array:
+    """ln(t / (terms . weights)) (n,); 0 for a point without a term of positive weight."""
     base = terms @ weights
-    # The residual of a point without a term of positive weight is 0.
-    return weights, np.log(times_s / np.where(base > 0, base, times_s))
+    return np.asarray(np.log(times_s / np.where(base > 0, base, times_s)))
 
 
-def _solve(
-    covariance: Array, residuals: Array, noise: Array
-) -> tuple[tuple[Array, bool], Array, Array]:
-    """Cholesky factor of K, K^-1 residuals, and the leave-one-out variances 1 / diag K^-1 (ibid.,
-    eq. 5.12).
+def _solve(covariance: Array, residuals: Array, noise: Array) -> tuple[Array, Array, Array]:
+    """Inverse of the Cholesky factor of K, K^-1 residuals, and the leave-one-out variances
+    1 / diag K^-1 (ibid., eq. 5.12).
     """
-    factor = cho_factor(covariance + np.diag(noise**2), lower=True)
-    inverse, _ = dpotri(factor[0], lower=True)
-    return factor, cho_solve(factor, residuals), 1.0 / np.diag(inverse)
+    covariance.flat[:: len(covariance) + 1] += noise**2
+    inverse = _inverted(np.asarray(np.linalg.cholesky(covariance), dtype=float))
+    covariance.flat[:: len(covariance) + 1] -= noise**2
+    variance = 1.0 / np.einsum("ij,ij->j", inverse, inverse)
+    return inverse, inverse.T @ (inverse @ residuals), variance
+
+
+def _inverted(factor: Array) -> Array:
+    """Inverse of a lower triangular matrix (n, n), by blocks of rows."""
+    found = np.zeros_like(factor)
+    for first in range(0, len(factor), _BLOCK):
+        rows = slice(first, first + _BLOCK)
+        found[rows, rows] = corner = np.linalg.inv(factor[rows, rows])
+        found[rows, :first] = -corner @ (factor[rows, :first] @ found[:first, :first])
+    return found
 
 
 def default_hyperparameters(features: Array, residuals: Array) -> Hyperparameters:
@@ -230,7 +259,8 @@ def fit_hyperparameters(
 
     Two passes of coordinate search; a value changes only where the error falls by 1 % or more.
     """
-    weights, residuals = _fit_weights(terms, times_s, max_call_s)
+    weights = _fit_weights(terms, times_s, max_call_s)
+    residuals = _residuals(terms, times_s, weights)
     features = _with_length(features, terms, weights)
     best = default_hyperparameters(features, residuals)
     if len(times_s) < 6:

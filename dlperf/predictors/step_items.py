@@ -180,7 +180,7 @@ class StepItems:
     def _kernel_time(self, index: int, op: Op) -> tuple[float, str]:
         """Seconds of an op with warm caches, and their source."""
         priced = self.priced[index]
-        exact = self.cost_model.machine.exact(op.signature, self.cost_model.threads)
+        exact = self.cost_model.machine.exact(op, self.cost_model.threads)
         if exact is not None:
             if exact.family == EXACT:
                 self.exact.add(index)

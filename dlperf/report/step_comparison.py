@@ -14,7 +14,7 @@ from dlperf.core import host
 from dlperf.core.measurement import Measurement
 from dlperf.core.text import frame_to_csv
 from dlperf.core.units import format_percent
-from dlperf.forecast.prediction import Prediction
+from dlperf.forecast.prediction import Prediction, page_fault_cost
 from dlperf.ops.roofs import LEVELS
 from dlperf.report.layer_comparison import (
     MEASURED,
@@ -43,7 +43,8 @@ class StepComparison:
     """Predictions of a step beside its measurement.
 
     `predictors` are the names of the predictions, each once. `created` is the time of the
-    comparison (ISO 8601, UTC), `command` the command line that made it, if one did.
+    comparison (ISO 8601, UTC), `command` the command line that made it, if one did. A comparison
+    that `recommends` allocators predicts the step with each.
     """
 
     predictions: tuple[Prediction, ...]
@@ -52,6 +53,7 @@ class StepComparison:
     warnings: tuple[str, ...] = ()
     command: str = ""
     created: str = ""
+    recommends: bool = True
 
     @property
     def target(self) -> str:
@@ -162,8 +164,10 @@ class StepComparison:
                     f" prediction of 0: {_first_names(names)}"
                 )
             found += coverage_remarks(prediction, f"{label}: ")
-            if prediction.page_faults is not None:
-                found.append(f"{label}: page faults are {prediction.page_faults.sentence()}")
+            faults = prediction.page_faults if self.recommends else page_fault_cost(prediction)
+            if faults is not None:
+                more = "" if self.recommends else "; dlperf predict recommends allocators"
+                found.append(f"{label}: page faults are {faults.sentence()}{more}")
             found += [f"{label}: {note}" for note in prediction.prices.notes]
         if self.unmeasured:
             found.append(

@@ -318,7 +318,7 @@ class Findings:
             return None
         from dlperf.report.comparison import compare
 
-        return compare(self.prediction, self.measurement)
+        return replace(compare(self.prediction, self.measurement), recommends=False)
 
     @cached_property
     def parallel_step(self) -> ParallelStep | None:

@@ -7,6 +7,7 @@ keeps its effect.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from dlperf.core import streams
 from dlperf.core.errors import DlperfError, check_type, one_line
 from dlperf.core.files import default_path
+from dlperf.core.garbage import uncollected
 from dlperf.core.text import visible
 from dlperf.runner.main_script import check_script, run_as_main
 from dlperf.runner.rendezvous import FAILED_LIMIT_S, Rendezvous, World
@@ -89,12 +91,13 @@ def run_script(
             " torchrun"
         )
     run.session = Session(threads, machine, (n_epochs, n_steps), run.rendezvous)
+    gc.freeze()  # the script's collections need not look through the machine file
     with streams.stdout_to_stderr() if json == "-" else contextlib.nullcontext():
         if not run.execute():
             return run.status
     try:
         run.session.end()
-        with streams.escaping():
+        with streams.escaping(), uncollected():
             run.report(machine, cluster, report, json, calls, timeline)
     except DlperfError as error:
         run.log(str(error), error)

@@ -1141,6 +1141,32 @@ def test_held_out_errors_are_those_of_the_families() -> None:
     assert cost_model_of(machine(), 3).threads == 1
 
 
+def test_weights_are_kept_with_the_points_that_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = fit_kernel_models(machine())
+    again = Machine.from_json(fitted.to_json())
+    bare = replace(again, kernel_models=())
+    found = {
+        variant: cost_model_of(bare, 1).kernel_model(variant).weights
+        for variant in cost_model_of(bare, 1).kernels
+    }
+    monkeypatch.setattr(
+        "dlperf.predictors.kernel_model._fit_weights", lambda *_: pytest.fail("fitted again")
+    )
+    for variant, weights in found.items():
+        kept = cost_model_of(again, 1).kernel_model(variant).weights
+        assert kept.tolist() == weights.tolist()
+    one, *others = again.kernels
+    slower = replace(one, samples=Samples((2.0 * one.samples.minimum,)))
+    changed = replace(again, kernels=(slower, *others))
+    (variant,) = [
+        variant
+        for variant, rows in cost_model_of(changed, 1).kernels.items()
+        if any(kernel is slower for _, kernel in rows)
+    ]
+    with pytest.raises(pytest.fail.Exception, match="fitted again"):
+        cost_model_of(changed, 1).kernel_model(variant)
+
+
 def test_a_book_is_made_once_a_machine() -> None:
     on = machine()
     assert cost_model_of(on, 1) is cost_model_of(on, 1) is cost_model_of(on, 7)

@@ -102,11 +102,11 @@ def test_an_empty_file_says_how_to_fill_it() -> None:
 def test_exact_ops_are_found_by_signature_and_threads() -> None:
     machine = full_machine()
     assert (
-        machine.exact(Op("aten.relu.default", (T(64, storage=5),), layer="anywhere").signature, 2)
+        machine.exact(Op("aten.relu.default", (T(64, storage=5),), layer="anywhere"), 2)
         is machine.kernels[1]
     )
-    assert machine.exact(Op("aten.relu.default", (T(65),)).signature, 1) is None
-    assert machine.exact(Op("aten.relu.default", (T(64),)).signature, 3) is None
+    assert machine.exact(Op("aten.relu.default", (T(65),)), 1) is None
+    assert machine.exact(Op("aten.relu.default", (T(64),)), 3) is None
 
 
 def test_kernel_descriptions() -> None:
@@ -119,7 +119,7 @@ def test_kernel_descriptions() -> None:
 def test_a_newer_measurement_replaces_the_older() -> None:
     machine = full_machine().with_kernels([relu(64, 1, 9e-6), relu(128)])
     assert len(machine.kernels) == 4
-    found = machine.exact(relu(64).op.signature, 1)
+    found = machine.exact(relu(64).op, 1)
     assert found is not None
     assert found.samples.median == 9e-6
 
@@ -216,7 +216,7 @@ def test_what_an_op_belonged_to_is_not_kept(tmp_path: Path) -> None:
     )
     Machine(Cpu("c", 1), (Kernel(op, "exact", 1, Samples((1.0,))),)).save(tmp_path / "m.json")
     assert "secret" not in (tmp_path / "m.json").read_text()
-    assert Machine.load(tmp_path / "m.json").exact(op.signature, 1) is not None
+    assert Machine.load(tmp_path / "m.json").exact(op, 1) is not None
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def assert_balanced(told: Told, simulation: Simulation) -> None:
     assert set(told.left_out) == set(planned)
     for name, group in planned.items():
         least = [point for point in group.points if point.rank == 0]
-        measured = [point for point in least if told.machine.exact(point.op.signature, 1)]
+        measured = [point for point in least if told.machine.exact(point.op, 1)]
         assert len(measured) >= min(len(least), max(12, 0.9 * len(least))), name
     assert told.machine.kernels
     cost_model = KernelCostModel(fit_kernel_models(told.machine), 1)

@@ -584,8 +584,8 @@ def test_measured_and_interpolated_stand_apart() -> None:
     whole = law_machine(extra=(exact,))
     asked = {variant.name: variant for variant in variants(whole, ("calibrated", "roofline"))}
     assert list(asked) == ["calibrated", WITH_EXACT, "roofline"]
-    assert asked["calibrated"].machine.exact(exact.op.signature, 1) is None
-    assert asked[WITH_EXACT].machine.exact(exact.op.signature, 1) == exact
+    assert asked["calibrated"].machine.exact(exact.op, 1) is None
+    assert asked[WITH_EXACT].machine.exact(exact.op, 1) == exact
     assert [variant.name for variant in variants(law_machine(), ("calibrated",))] == ["calibrated"]
     on = (*variants(whole, ("calibrated",)),)
     trace = Trace("t", 1, (), (law_relu(333, "features.0"),), inference=True)

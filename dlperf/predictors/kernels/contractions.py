@@ -101,7 +101,15 @@ def _is_channels_last(image: TensorSpec) -> bool:
     )
 
 
-@kernel_features_by_threads("aten.convolution", "aten.convolution_backward")
+CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
+
+
+def is_convolution(variant: tuple[str, ...]) -> bool:
+    """Whether a variant is one of :data:`CONVOLUTIONS`; these and others never serve each other."""
+    return variant[0] in ("conv", "conv_weight", "conv_input")
+
+
+@kernel_features_by_threads(*CONVOLUTIONS)
 def _convolution(op: Op, threads: int) -> KernelDescription | None:
     """A convolution, or a pass of its backward; a backward with both passes has no kernel model
     (:func:`dlperf.predictors.kernels.sub_kernels.sub_kernels`).
