@@ -432,6 +432,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                         float(f"{value:.4g}") for value in c.leave_one_out_fracs
                     ],
                     "weights": list(c.weights),
+                    "noises": list(c.noises),
                 }
                 for c in self.kernel_models
             ],

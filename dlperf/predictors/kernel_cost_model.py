@@ -164,24 +164,26 @@ class KernelCostModel:
     def kernel_model(self, variant: Variant) -> KernelModel:
         """Fitted model of a measured variant."""
         if variant not in self._models:
-            hyperparameters, weights = None, None
+            hyperparameters, earlier = None, None
             if (fit := self._fits.get(variant)) is not None:
                 hyperparameters = Hyperparameters(fit.length_scales, fit.signal, fit.noise)
                 if fit.points == self.checksum(variant):
-                    weights = np.array(fit.weights)
+                    earlier = np.array(fit.weights), np.array(fit.noises)
             points, max_call_s = self._points(variant), self._max_call_s(variant)
-            self._models[variant] = KernelModel.fit(*points, hyperparameters, max_call_s, weights)
+            self._models[variant] = KernelModel.fit(*points, hyperparameters, max_call_s, earlier)
         return self._models[variant]
 
     def refit(self, variant: Variant) -> KernelModel:
         """Model of a measured variant with hyperparameters that are searched anew."""
         points, max_call_s = self._points(variant), self._max_call_s(variant)
-        return KernelModel.fit(*points, fit_hyperparameters(*points, max_call_s), max_call_s)
+        found = fit_hyperparameters(*points, max_call_s)
+        found = replace(found, signal=float(f"{found.signal:.4g}"))  # as in a file
+        return KernelModel.fit(*points, found, max_call_s)
 
     def checksum(self, variant: Variant) -> int:
-        """CRC-32 of what decides the weights of a variant: terms, times, and the longest call."""
-        _, terms, times_s = self._points(variant)
-        return zlib.crc32(np.array([*terms.flat, *times_s, self._max_call_s(variant)]).tobytes())
+        """CRC-32 of a variant's points, and of the upper bound of its call."""
+        points = [*self._points(variant), np.array(self._max_call_s(variant))]
+        return zlib.crc32(b"".join(array.tobytes() for array in points))
 
     def _points(self, variant: Variant) -> tuple[Array, Array, Array]:
         """Features (n, d), terms (n, q) and seconds (n,) of a variant's kernels."""
@@ -343,6 +345,7 @@ def fit_kernel_models(machine: Machine) -> Machine:
                     fitted.noise,
                     tuple(fracs),
                     tuple(model.weights.tolist()),
+                    tuple(model.noise.tolist()),
                     cost_model.checksum(variant),
                 )
             )

@@ -93,6 +93,8 @@ class KernelModel:
     features: Array
     weights: Array
     hyperparameters: Hyperparameters
+    noise: Array
+    """Standard deviation of ln t of each point (n,)."""
     coefficients: Array
     """K^-1 residuals (n,)."""
     leave_one_out: Array
@@ -119,30 +121,31 @@ class KernelModel:
         times_s: Array,
         hyperparameters: Hyperparameters | None = None,
         max_call_s: float = math.inf,
-        weights: Array | None = None,
+        earlier: tuple[Array, Array] | None = None,
     ) -> KernelModel:
         """Fit to features (n, d) in octaves, terms (n, q) >= 0 and times (n,) > 0 in seconds.
 
-        `max_call_s` bounds the weight of the first term, the call, in seconds. `weights` are those
-        of an earlier fit to the same points.
+        `max_call_s` bounds the weight of the first term, the call, in seconds. `earlier` are
+        weights and noise of an earlier fit to the same points.
         """
-        if weights is None:
-            weights = _fit_weights(terms, times_s, max_call_s)
+        weights, noise = earlier or (_fit_weights(terms, times_s, max_call_s), None)
         residuals = _residuals(terms, times_s, weights)
         features = _with_length(features, terms, weights)
         if hyperparameters is None or len(hyperparameters.length_scales) != features.shape[1]:
             hyperparameters = default_hyperparameters(features, residuals)
         usual = hyperparameters.noise
         covariance = hyperparameters.covariance(features, features)
-        noise = np.full(len(residuals), usual)
+        if noise is None:
+            noise = np.full(len(residuals), usual)
+            if len(times_s) >= 3:
+                # A point that the others contradict was disturbed: its noise is raised to its
+                # residual.
+                _, coefficients, variance = _solve(covariance, residuals, noise)
+                surprise = np.abs(coefficients) * np.sqrt(variance)
+                noise = usual * np.maximum(1.0, surprise / _SURPRISE)
         inverse, coefficients, variance = _solve(covariance, residuals, noise)
-        leave_one_out, calibration = np.zeros(0), math.nan
-        if len(times_s) >= 3:
-            # A point that the others contradict was disturbed: its noise is raised to its residual.
-            surprise = np.abs(coefficients) * np.sqrt(variance)
-            noise = usual * np.maximum(1.0, surprise / _SURPRISE)
-            inverse, coefficients, variance = _solve(covariance, residuals, noise)
-            leave_one_out = -coefficients * variance
+        leave_one_out = -coefficients * variance if len(times_s) >= 3 else np.zeros(0)
+        calibration = math.nan
         if len(times_s) >= _LEAST_POINTS:
             # A disturbed point counts as an error of the model, with the noise of the others.
             deviation = np.sqrt(np.maximum(variance - noise**2 + usual**2, usual**2))
@@ -155,6 +158,7 @@ class KernelModel:
             features,
             weights,
             hyperparameters,
+            noise,
             coefficients,
             leave_one_out,
             inverse,

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,12 @@ from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PHASES, Item
 from dlperf.core.trace import LOSS, Trace
 from dlperf.core.units import format_bytes
-from dlperf.distributed.scaling import Scaling, StepTimeLine
 from dlperf.forecast.prediction import Prediction
-from dlperf.models.overlap import TimeLine
 from dlperf.report.layer_comparison import root_of
+
+if TYPE_CHECKING:
+    from dlperf.distributed.scaling import Scaling, StepTimeLine
+    from dlperf.models.overlap import TimeLine
 
 SCHEMA, SCHEMA_VERSION = "dlperf.timeline", 1
 STEP_PHASES = ("zero_grad", *PHASES)

@@ -67,8 +67,8 @@ class CostRecord(Struct, gc=False, kw_only=True):
 
 @dataclass(frozen=True)
 class KernelModelFit:
-    """GP hyperparameters of a kernel model, its weights and leave-one-out errors, found once at the
-    end of a calibration; see :class:`dlperf.predictors.kernel_model.KernelModel`.
+    """GP hyperparameters of a kernel model, its weights, noises and leave-one-out errors, found
+    once at the end of a calibration; see :class:`dlperf.predictors.kernel_model.KernelModel`.
 
     `leave_one_out_fracs` are |predicted / measured - 1| of every kernel, predicted from all the
     others.
@@ -83,7 +83,8 @@ class KernelModelFit:
     noise: Octaves  #: Standard deviation of ln t of a sample.
     leave_one_out_fracs: tuple[Error, ...]  #: Errors at left-out points.
     weights: tuple[Annotated[float, Meta(ge=0)], ...] = ()  #: Seconds of each regression term.
-    points: Whole = 0  #: CRC-32 of the points that the weights fit.
+    noises: tuple[Octaves, ...] = ()  #: Standard deviation of ln t of each point.
+    points: Whole = 0  #: CRC-32 of the points that weights and noises fit.
 
 
 class FootprintRecord(Struct, gc=False):

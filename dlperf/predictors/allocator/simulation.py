@@ -17,8 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from dlperf.core.clock import quantile
 from dlperf.core.trace import Op, Trace
 from dlperf.core.units import KIB
 from dlperf.predictors.allocator.heap import (
@@ -258,7 +257,7 @@ def simulate(
     totals = [statistics.median(sum(step.faults) for step in run.steps) for run in runs]
     likely = runs[totals.index(statistics.median_low(totals))]
     steps = tuple(step for run in runs for step in run.steps)
-    fewest, most = np.quantile([sum(step.faults) for step in steps], (0.1, 0.9)).tolist()
+    fewest, most = (quantile([sum(step.faults) for step in steps], part) for part in (0.1, 0.9))
     return AllocatorSimulation(
         _means([step.faults for step in steps]),
         likely.predecessor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.predictors.kernels.description import (
@@ -191,10 +192,19 @@ def _convolution(op: Op, threads: int) -> KernelDescription | None:
         n * groups * is_product,
     )
     what = "conv" if not backward else "conv_weight" if way == "weight" else "conv_input"
-    dtype = image.dtype
+    variants = _variants(what, image.dtype, kind, implementation, _is_channels_last(image))
+    return described(variants, features, work)
+
+
+@cache
+def _variants(
+    what: str, dtype: str, kind: str, implementation: str, is_channels_last: bool
+) -> tuple[tuple[str, ...], ...]:
+    """Variants of a convolution, the one that it is first."""
+    planar = kind[-2:]
     # In channels_last nothing is converted on the way in and out.
     implementations = tuple(dict.fromkeys((implementation, "blocked", "first", "native")))
-    last = implementations[:2] if _is_channels_last(image) else ()
+    last = implementations[:2] if is_channels_last else ()
     kinds = [(dtype, kind)]
     similar = {"grouped": "depthwise", "1x1 ": "dense", "depthwise": "grouped"}
     kinds += [
@@ -202,9 +212,9 @@ def _convolution(op: Op, threads: int) -> KernelDescription | None:
         for start, alternative in similar.items()
         if kind.startswith(start)
     ]
-    if d == 3:
+    if planar == "3d":
         kinds.append((dtype, kind.replace("3d", "2d")))
-    variants = (
+    return (
         *((what, dtype, kind, name, "channels_last") for name in last),
         *((what, dtype, kind, name) for name in implementations),
         *((what, *one, name) for one in kinds for name in (implementation, "blocked")),
@@ -213,4 +223,3 @@ def _convolution(op: Op, threads: int) -> KernelDescription | None:
         (what, "float32", kind, "blocked"),
         (what, "float32", "dense2d", "blocked"),
     )
-    return described(variants, features, work)

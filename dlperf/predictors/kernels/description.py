@@ -100,7 +100,7 @@ def tensor(argument: Argument) -> TensorSpec:
 def ints(argument: Argument, n_axes: int = 1) -> tuple[int, ...]:
     """`argument` as a tuple of ints; a single one stands for all of `n_axes`."""
     values = argument if isinstance(argument, tuple) else (argument,)
-    found = tuple(int(value) for value in values if isinstance(value, int))
+    found = tuple([int(value) for value in values if isinstance(value, int)])
     return found * n_axes if len(found) == 1 else found
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.predictors.kernels.description import ints, tensor
@@ -51,7 +52,7 @@ class Window:
     dilation: tuple[int, ...]
     image: tuple[int, ...]
 
-    @property
+    @cached_property
     def out(self) -> tuple[int, ...]:
         """Places that it takes (PyTorch's documented formula)."""
         return tuple(
@@ -61,7 +62,7 @@ class Window:
             )
         )
 
-    @property
+    @cached_property
     def taps(self) -> int:
         """Taps that lie inside the image, summed over all positions: kernels skip the others.
 
@@ -80,12 +81,12 @@ class Window:
         """Whether the kernel is a multiple of the stride along every axis."""
         return all(side % step == 0 for side, step in zip(self.kernel, self.stride))
 
-    @property
+    @cached_property
     def is_dilated(self) -> bool:
         """Whether any axis is."""
         return max(self.dilation) > 1
 
-    @property
+    @cached_property
     def is_strided(self) -> bool:
         """Whether any axis is."""
         return max(self.stride) > 1
