@@ -39,6 +39,7 @@ def check(args: Namespace) -> Answer:
     """Whether a machine file can be trusted on this machine."""
     from dlperf.core import host
     from dlperf.core.machine_doubts import find_mismatches
+    from dlperf.core.readings import with_readings
     from dlperf.core.state_probe import take_reading
     from dlperf.report import machine_check
 
@@ -48,7 +49,7 @@ def check(args: Namespace) -> Answer:
     if machine.kernels and not find_mismatches(machine, cpu, versions):
         reading = take_reading()
         state = None if machine.reference is None else reading.over(machine.reference)
-        machine = _repeat_self_test(machine.with_readings([reading]))
+        machine = _repeat_self_test(with_readings(machine, [reading]))
     problems = machine_check.find_problems(machine, cpu, versions)
     remarks = machine_check.find_remarks(machine)
     lines = [*problems, *machine_check.self_test_lines(machine)]

@@ -49,7 +49,6 @@ from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
 __all__ = [
     "EXACT",
-    "MOST_READINGS",
     "SCHEMA",
     "SCHEMA_VERSION",
     "STREAM_BYTES_PER_ELEMENT",
@@ -67,10 +66,6 @@ __all__ = [
 ]
 
 SCHEMA, SCHEMA_VERSION, _LEAST_LEFT_OUT = "dlperf.machine", 4, 20
-MOST_READINGS = 200
-"""Readings after a calibration that a file keeps. Their 5th and 95th percentiles then rest on ten
-readings each, and what the machine was like long ago goes.
-"""
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
 STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
@@ -358,15 +353,6 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         """The machine with more kernels; a newer measurement of the same op replaces the older."""
         merged = {(k.op.signature, k.threads): k for k in (*self.kernels, *kernels)}
         return replace(self, kernels=tuple(merged.values()))
-
-    def with_readings(self, readings: Iterable[Reading]) -> Machine:
-        """The machine with further readings of its state; the newest MOST_READINGS are kept, and
-        those that an entry refers to.
-        """
-        entries: list[Kernel | Bandwidth | Cost] = [*self.kernels, *self.bandwidths, *self.costs]
-        n_referred = 1 + max((max(e.readings) for e in entries if e.readings), default=-1)
-        later = (*self.readings[n_referred:], *readings)[-MOST_READINGS:]
-        return replace(self, readings=(*self.readings[:n_referred], *later))
 
     # -- files -------------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ import pytest
 
 from dlperf.core import state_probe
 from dlperf.core.machine import Machine
+from dlperf.core.readings import with_readings
 from dlperf.core.state import Reading
 from dlperf.core.state_file import ProbedState
+from dlperf.microbench import refresh
 
 ONE = Reading(1e-4, 1e-4, 1e-5, 1e-4, 1e-2, 1e-4)
 SLOW = replace(ONE, core_s=1.25e-4, dram_s=1.5e-2)  # core 1.25, DRAM 1.5
@@ -202,9 +204,56 @@ def test_a_report_without_a_reference_is_blind_alone(
 def test_newest_readings_are_kept(referenced: Path) -> None:
     machine = Machine.load(referenced)
     many = [replace(ONE, core_s=(1 + n) * 1e-4) for n in range(300)]
-    kept = machine.with_readings(many).readings
+    kept = with_readings(machine, many).readings
     assert kept == tuple(many[-200:])
     # the readings of the calibration that a kernel refers to stay, in their places
     kernel = dataclasses.replace(machine.kernels[0], readings=(0, 1))
-    referred = replace(machine, kernels=(kernel, *machine.kernels[1:])).with_readings(many)
-    assert referred.readings == (*machine.readings[:2], *many[-200:])
+    referring = replace(machine, kernels=(kernel, *machine.kernels[1:]))
+    assert with_readings(referring, many).readings == (*machine.readings[:2], *many[-200:])
+
+
+@pytest.fixture
+def retimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(machine: Machine, threads: int, budget_s: float) -> tuple:
+        kernels = refresh.anchors(machine, threads)
+        timed = (refresh.Retimed(one, 1.5 * one.seconds, (ONE, ONE)) for one in kernels)
+        return tuple(timed), (ONE, SLOW, ONE)
+
+    monkeypatch.setattr(refresh, "measure", measure)
+
+
+def test_refresh_adds_readings_and_nothing_else(
+    dlperf: Callable, referenced: Path, retimed: None
+) -> None:
+    before = json.loads(referenced.read_text())
+    done = dlperf("calibrate", "--refresh", "--machine", referenced)
+    assert done.status == 0
+    assert "gemm with 1 thread: +50 % beyond what the state explains" in done.err
+    assert "moved" in done.out
+    after = json.loads(referenced.read_text())
+    assert len(after.pop("readings")) == len(before.pop("readings")) + 3
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "others", [("--quick",), ("--thorough",), ("--for", "lenet@8"), ("--workers", "1,2")]
+)
+def test_refresh_is_an_order_of_its_own(
+    dlperf: Callable, referenced: Path, others: tuple[str, ...]
+) -> None:
+    done = dlperf("calibrate", "--refresh", *others, "--machine", referenced)
+    assert done.status == 2
+    assert "--refresh" in done.line
+
+
+def test_refresh_needs_this_machines_file(
+    dlperf: Callable, referenced: Path, tmp_path: Path, retimed: None
+) -> None:
+    done = dlperf("calibrate", "--refresh", "--machine", tmp_path / "none.json")
+    assert done.status == 2
+    assert "there is no such machine file" in done.line
+    machine = Machine.load(referenced)
+    other = tmp_path / "other.json"
+    replace(machine, cpu=replace(machine.cpu, model="Other")).save(other)
+    assert dlperf("calibrate", "--refresh", "--machine", other).status == 2
+    assert dlperf("calibrate", "--refresh", "--machine", referenced, "--threads", "7").status == 2
