@@ -198,7 +198,7 @@ def _with_unit(word: str, field: str) -> str:
 def file_formats() -> str:
     """Every field of the formats that dlperf reads, from their typed records."""
     from dlperf.core import cluster
-    from dlperf.core.records import communication, machine, measurement, trace
+    from dlperf.core.records import communication, machine, measurement, state, trace
 
     parts = []
     for name, module in (
@@ -206,6 +206,7 @@ def file_formats() -> str:
         ("trace", trace),
         ("measurement", measurement),
         ("cluster", cluster),
+        ("state", state),
         ("communication", communication),
     ):
         top = getattr(module, f"{name.capitalize()}Record")

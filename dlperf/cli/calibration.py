@@ -21,12 +21,13 @@ from dlperf.cli.inputs import (
 from dlperf.cli.options import (
     MODEL,
     Command,
+    Problems,
     common,
     option,
     output,
 )
 from dlperf.core.argument_types import counts
-from dlperf.core.errors import Interrupted, WorkFailed
+from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.files import check_writable
 from dlperf.core.streams import log, warn
 from dlperf.core.text import fit
@@ -34,6 +35,7 @@ from dlperf.report.writing import make_folder
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
+    from dlperf.core.state import Reading
     from dlperf.core.trace import Trace
 
 
@@ -42,6 +44,8 @@ def calibrate(args: Namespace) -> Answer:
     from dlperf.report.machine_summary import conclude, summarize
 
     path = Path(args.output) if args.output else machine_path(args)
+    if args.refresh:
+        return refresh(path, args.threads)
     if not args.output and not args.machine:
         make_folder(path.parent)
     check_writable(path, args.force)
@@ -118,6 +122,57 @@ def run_calibration(
     return replace(machine, path=str(path))
 
 
+def refresh(path: Path, threads: Sequence[int] | None) -> Answer:
+    """How far this machine's speed has moved since its file was made. The file gets the readings
+    that are taken meanwhile; nothing else in it changes.
+
+    Raises DlperfError where there is no file, it is of another machine or torch, or it contains no
+    kernels at a number of threads.
+    """
+    from dlperf.core import host
+    from dlperf.core.files import one_writer
+    from dlperf.core.machine import Machine, lacks
+    from dlperf.core.machine_doubts import find_mismatches
+    from dlperf.core.readings import with_readings
+    from dlperf.microbench import refresh as process
+    from dlperf.report.machine_refresh import compare
+
+    machine = Machine.load(path)
+    check_writable(path)
+    for mismatch in find_mismatches(machine, host.this_cpu(), host.versions()):
+        raise DlperfError(f"{mismatch}; --refresh is for this machine's own file")
+    counts = tuple(threads or machine.threads[:1])
+    for count in counts or (1,):
+        if not machine.families(count):
+            raise lacks(machine, f"kernels with {count} thread(s)")
+    retimed: list[process.Retimed] = []
+    readings: list[Reading] = []
+    with one_writer(path, "a calibration"):
+        for count in counts:
+            log(f"timing kernels of {path} again with {count} thread(s)")
+            found, taken = process.measure(machine, count, process.BUDGET_S / len(counts))
+            retimed += found
+            readings += taken
+        machine = with_readings(machine, readings)
+        machine.save(path)
+    page = compare(
+        machine, [(one.kernel, one.seconds, one.readings) for one in retimed], tuple(readings)
+    )
+    for movement in page.moved:
+        warn(movement.sentence())
+    return Answer(fit(page.to_text()), page.to_json())
+
+
+def check(args: Namespace) -> Problems:
+    """Options that exclude one another."""
+    return (
+        (
+            args.refresh and (args.targets or args.workers),
+            "--refresh measures what the file contains; leave --for and --workers out",
+        ),
+    )
+
+
 def load_or_make_machine(args: Namespace, threads: int) -> Machine:
     """This machine's file; a quick calibration makes it where there is none. A file that was named
     must exist.
@@ -161,6 +216,15 @@ COMMAND = Command(
             exclusive=True,
         ),
         option(
+            "--refresh",
+            action="store_true",
+            help=(
+                "some seconds: how far this machine's speed has moved since the file was made; adds"
+                " readings of its state to the file and changes nothing else"
+            ),
+            exclusive=True,
+        ),
+        option(
             "--for",
             dest="targets",
             metavar="TARGET@BATCH",
@@ -190,4 +254,5 @@ COMMAND = Command(
         *MODEL,
     ),
     work=calibrate,
+    check=check,
 )

@@ -17,6 +17,7 @@ from dlperf.core.streams import log, warn
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
     from dlperf.core.measurement import Measurement
+    from dlperf.core.state import State
     from dlperf.core.trace import Op, Trace
     from dlperf.forecast.prediction import Prediction
     from dlperf.recorder.targets import Target
@@ -276,12 +277,13 @@ def predict_here(
     predictor: str,
     malloc: str = "default",
     point: Measurement | None = None,
+    state: State | None = None,
 ) -> Prediction:
     """A prediction; what makes a kernel model impossible is named with its machine file."""
     from dlperf.forecast.prediction import predict as predict_trace
 
     with naming_unfit_kernels(machine):
-        return predict_trace(recorded, machine, threads, predictor, malloc, point)
+        return predict_trace(recorded, machine, threads, predictor, malloc, point, state)
 
 
 def predict_and_warn(
@@ -292,9 +294,10 @@ def predict_and_warn(
     malloc: str = "default",
     point: Measurement | None = None,
     warn: Callable[[str], None] = warn,
+    state: State | None = None,
 ) -> Prediction:
     """A prediction; its warnings go to stderr, too."""
-    prediction = predict_here(recorded, machine, threads, predictor, malloc, point)
+    prediction = predict_here(recorded, machine, threads, predictor, malloc, point, state)
     for line in prediction.warnings:
         warn(line)
     if prediction.unpriced:

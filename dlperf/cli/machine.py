@@ -1,4 +1,4 @@
-"""``dlperf machine``: shows, checks and compares machine files."""
+"""``dlperf machine``: shows, checks and compares machine files, and probes the machine's state."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import Answer, load_machine, naming_unfit_kernels
 from dlperf.cli.options import Command, common, option
+from dlperf.cli.states import STATE_COMMAND
 from dlperf.core.errors import WorkFailed
 from dlperf.core.files import schema_of
 from dlperf.core.text import fit
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
+    from dlperf.core.state import State
 
 
 def show(args: Namespace) -> Answer:
@@ -37,15 +39,21 @@ def check(args: Namespace) -> Answer:
     """Whether a machine file can be trusted on this machine."""
     from dlperf.core import host
     from dlperf.core.machine_doubts import find_mismatches
+    from dlperf.core.readings import with_readings
+    from dlperf.core.state_probe import take_reading
     from dlperf.report import machine_check
 
     cpu, versions = host.this_cpu(), host.versions()
     machine = load_machine(args, args.files)
+    state: State | None = None
     if machine.kernels and not find_mismatches(machine, cpu, versions):
-        machine = _repeat_self_test(machine)
+        reading = take_reading()
+        state = None if machine.reference is None else reading.over(machine.reference)
+        machine = _repeat_self_test(with_readings(machine, [reading]))
     problems = machine_check.find_problems(machine, cpu, versions)
     remarks = machine_check.find_remarks(machine)
     lines = [*problems, *machine_check.self_test_lines(machine)]
+    lines += [] if state is None else [f"state now: {state.describe()}"]
     lines += [f"note: {remark}" for remark in remarks]
     verdict = "cannot be trusted here" if problems else "can be trusted here"
     text = "\n  ".join([f"{machine.path}: {verdict}", *dict.fromkeys(lines)])
@@ -56,6 +64,7 @@ def check(args: Namespace) -> Answer:
         "trusted": not problems,
         "problems": problems,
         "remarks": remarks,
+        "state": None if state is None else vars(state),
         "self_tests": [
             {**vars(test), "error_frac": test.error_frac} for test in machine.self_tests
         ],
@@ -95,10 +104,11 @@ def _action(
 
 COMMAND = Command(
     "machine",
-    "show, check or compare machine files",
+    "show, check or compare machine files; probe this machine's state",
     actions=(
         _action("show", "what a machine file, or a cluster file, contains", show),
         _action("check", "whether a machine file can be trusted here; exit status 1 if not", check),
         _action("diff", "how two machine files differ", diff, 2),
+        STATE_COMMAND,
     ),
 )

@@ -29,10 +29,12 @@ from dlperf.cli.options import (
     given,
     option,
 )
+from dlperf.cli.states import STATE, state_of
 from dlperf.core.argument_types import count, count_or_none
 from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
+    from dlperf.core.state import State
     from dlperf.forecast.epoch import Epoch
     from dlperf.forecast.prediction import Prediction
 
@@ -79,11 +81,14 @@ def predict(args: Namespace) -> Answer:
 
     check_predictors([args.predictor])
     machine = load_machine(args)
+    state = state_of(args.states, machine)
     point = None if args.point is None else Measurement.load(args.point)
     recorded = read_or_record(args, args.target)
     threads = 1 if args.workers else threads_for(args, machine)
-    prediction = predict_and_warn(recorded, machine, threads, args.predictor, args.malloc, point)
-    epoch = None if args.samples is None else _forecast_epoch(args, prediction)
+    prediction = predict_and_warn(
+        recorded, machine, threads, args.predictor, args.malloc, point, state=state
+    )
+    epoch = None if args.samples is None else _forecast_epoch(args, prediction, state)
     if args.workers:
         from dlperf.forecast.worker_processes import predict_co_run
 
@@ -93,7 +98,7 @@ def predict(args: Namespace) -> Answer:
     return Answer(prediction_to_text(prediction, epoch), data)
 
 
-def _forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
+def _forecast_epoch(args: Namespace, prediction: Prediction, state: State | None) -> Epoch:
     """The forecast that the options ask for.
 
     The pass of an evaluation and a smaller last batch are steps of their own, recorded where there
@@ -115,11 +120,12 @@ def _forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
     evaluation = last = None
     if not is_trace(args.target) and not evaluates_by_forward(args.predictor):
         if (args.val_samples or args.test_samples) and not recorded.inference:
-            evaluation = _predict_other(args, prediction, None, inference=True)
+            evaluation = _predict_other(args, prediction, state, None, inference=True)
         share = math.ceil(args.samples / (args.workers or 1))  # the largest that a worker has
         size = last_batch_size(share, recorded.batch_size, drop_last)
         if size is not None:
-            last = _predict_other(args, prediction, size, inference=recorded.inference)
+            is_inference = recorded.inference
+            last = _predict_other(args, prediction, state, size, inference=is_inference)
     epoch = prediction.epoch(
         args.samples,
         args.epochs or 1,
@@ -150,7 +156,11 @@ def _forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
 
 
 def _predict_other(
-    args: Namespace, prediction: Prediction, batch_size: int | None, inference: bool
+    args: Namespace,
+    prediction: Prediction,
+    state: State | None,
+    batch_size: int | None,
+    inference: bool,
 ) -> Prediction:
     """The prediction of another step of the same network."""
     from dlperf.forecast import prediction as predictions
@@ -158,7 +168,12 @@ def _predict_other(
 
     trace = recording.record_target(resolve(args, args.target, batch_size, inference=inference))
     return predictions.predict(
-        trace, prediction.machine, prediction.threads, prediction.predictor, prediction.malloc
+        trace,
+        prediction.machine,
+        prediction.threads,
+        prediction.predictor,
+        prediction.malloc,
+        state=state,
     )
 
 
@@ -187,6 +202,7 @@ COMMAND = Command(
             default="default",
             help=f"the process's allocator policy: {', '.join(MALLOCS)}",
         ),
+        STATE,
         option(
             "--samples",
             type=count,

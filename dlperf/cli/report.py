@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlperf.cli.calibration import load_or_make_machine
@@ -64,8 +65,14 @@ def report(args: Namespace) -> Answer:
         for spec in args.targets:
             file = args.measured or (spec if schema_of(spec) == "dlperf.measurement" else None)
             for target, size in split_batch(spec) if file is None else ((spec, None),):
-                sides = _read(args, spec, file) if file else _measure(args, target, size)
-                reports.append(compare(*sides, command=command))
+                blind, measurement = (
+                    _read(args, spec, file) if file else _measure(args, target, size)
+                )
+                predictions = _at_its_state(blind, measurement)
+                if predictions is None:
+                    reports.append(compare(blind, measurement, command=command))
+                else:
+                    reports.append(compare(predictions, measurement, command=command, blind=blind))
     except KeyboardInterrupt:
         if not reports:
             raise
@@ -153,6 +160,21 @@ def _trace_of(args: Namespace, spec: str, inference: bool, batch_size: int | Non
             " the step with dlperf trace"
         )
     return recorded
+
+
+def _at_its_state(blind: Sequence[Prediction], measurement: Measurement) -> list[Prediction] | None:
+    """The predictions at the state that the machine had during the measurement; None where it is
+    unknown.
+    """
+    from dlperf.report.step_comparison import state_during
+
+    state = state_during(measurement, blind[0].machine)
+    if state is None:
+        return None
+    return [
+        predict_here(one.trace, one.machine, one.threads, one.predictor, one.malloc, state=state)
+        for one in blind
+    ]
 
 
 def _predict_all(

@@ -130,6 +130,7 @@ KINDS = {
     "dlperf.cluster-summary": "the summary of a cluster file",
     "dlperf.communication": "a trace of communication",
     "dlperf.timeline": "a timeline",
+    "dlperf.state": "a state file",
 }
 """What dlperf's files are, in words, by their schema."""
 

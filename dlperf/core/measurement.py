@@ -23,12 +23,13 @@ from dlperf.core.conversion import (
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.records.measurement import MeasurementRecord
+from dlperf.core.state import Reading, State, mean_state
 from dlperf.core.trace import Trace, trace_from_record
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA, SCHEMA_VERSION = "dlperf.measurement", 1
+SCHEMA, SCHEMA_VERSION = "dlperf.measurement", 2
 LAYER_PHASES = ("forward", "backward", "optimizer")
 STEP_PHASES = ("zero_grad", "forward", "backward", "optimizer", "total")
 
@@ -75,7 +76,8 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
     `peak_memory_bytes` is the most that three steps add to a fresh process
     (:func:`dlperf.profiler.peak_memory.measure_peak_memory`), None where it was not asked for.
     `trace` is the recorded step, so that a prediction needs no code; None where it was not
-    recorded. `ops` are the times of operators, of a profile of torch.profiler alone.
+    recorded. `ops` are the times of operators, of a profile of torch.profiler alone. `states` are
+    readings of the machine's state right before and right after the measurement.
     """
 
     target: str
@@ -92,6 +94,7 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
     peak_memory_bytes: int | None = None
     trace: Trace | None = None
     ops: tuple[OpTimes, ...] = ()
+    states: tuple[Reading, ...] = ()
 
     def __post_init__(self) -> None:
         if "total" not in self.step:
@@ -105,6 +108,14 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
         if self.repeat is None:
             return None
         return abs(self.repeat.median - self.step["total"].median) / self.step["total"].median
+
+    def state_over(self, reference: Reading | None) -> State | None:
+        """The machine's state during the measurement over a reference; None where either is
+        unknown.
+        """
+        if reference is None or not self.states:
+            return None
+        return mean_state([reading.over(reference) for reading in self.states])
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -147,6 +158,7 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
             "versions": dict(self.versions),
             "notes": list(self.notes),
             "noise": dict(self.noise),
+            "states": [vars(reading) for reading in self.states],
             "step": {name: _to_json(self.step[name]) for name in STEP_PHASES if name in self.step},
             "repeat": _to_json(self.repeat),
             "layers": [
@@ -203,6 +215,7 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
             machine=record.machine,
             peak_memory_bytes=record.peak_memory_bytes,
             trace=trace,
+            states=record.states,
             ops=tuple(
                 OpTimes(o.op, o.phase, o.n_calls, samples_from_record(o.times)) for o in record.ops
             ),

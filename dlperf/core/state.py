@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dlperf.core.clock import quantile
 from dlperf.core.conversion import PositiveSeconds, Text
+from dlperf.core.units import format_seconds
 
 SCHEMA, SCHEMA_VERSION = "dlperf.state", 1
 
@@ -37,6 +38,17 @@ class Reading:
     def seconds(self) -> tuple[float, ...]:
         """The probes' times, in the order of :class:`State`'s factors."""
         return dataclasses.astuple(self)[:6]
+
+    def describe(self) -> str:
+        """The probes' times in words.
+
+        >>> Reading(2e-3, 1e-4, 1e-4, 1e-4, 1e-2, 1e-4).describe()
+        'core 2.00 ms, interpreter 100 us, own caches 100 us, shared cache 100 us, DRAM 10.0 ms,
+        page faults 100 us'
+        """
+        return ", ".join(
+            f"{name} {format_seconds(value)}" for name, value in zip(_NAMES, self.seconds)
+        )
 
     def over(self, reference: Reading) -> State:
         """The state of this reading.

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from dlperf.core import host
 from dlperf.core.machine_entries import Cpu
 from dlperf.core.state import Reading, reading_of
 from dlperf.core.units import KIB, MIB
@@ -54,6 +55,11 @@ def _loop() -> int:
     for number in range(_LOOPS):
         total += number
     return total
+
+
+def take_reading() -> Reading:
+    """A reading of this machine now, in about 0.3 s."""
+    return StateProbe(host.this_cpu()).read()
 
 
 class StateProbe:

@@ -27,6 +27,7 @@ from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type,
 from dlperf.core.host import usual_threads_of_file
 from dlperf.core.machine import default_path
 from dlperf.core.measurement import LayerTimes, Measurement
+from dlperf.core.state_probe import StateProbe
 from dlperf.core.trace import PHASES
 from dlperf.profiler.layer_times import (
     StepTimes,
@@ -270,8 +271,11 @@ def measure_target(
     """Build a target on real tensors and measure it; see :func:`measure`.
 
     The core speed (:class:`dlperf.core.clock.CoreSpeed`) is sampled around every step. A slow core
-    gives a note; steps on it count like all others, since a training there meets it, too.
+    gives a note; steps on it count like all others, since a training there meets it, too. The
+    machine's state is read before the warm-up, which fills the caches again, and after the last
+    step. The probe keeps its mappings in between, and allocates nothing by malloc.
     """
+    probe = StateProbe(host.this_cpu())
     speed = CoreSpeed()
     speed.settle(_SETTLE_S)
 
@@ -280,6 +284,7 @@ def measure_target(
         return speed.switches()
 
     built = target.build()
+    before = probe.read()
     found = measure(
         built.model,
         built.inputs,
@@ -290,17 +295,19 @@ def measure_target(
         target=target.spec,
         batch_size=target.batch_size,
         with_layers=with_layers,
-        with_trace=with_trace,
+        with_trace=False,
         clock=Clock(speed.now, switches),
         threads=torch.get_num_threads(),
     )
+    found = replace(found, states=(before, probe.read()))
     slowdown = speed.mean_s / speed.best_s
     note = (
         f"the core took {slowdown:.2f} times its best for a fixed piece of work, on average: others"
         " used it, too"
     )
     notes = (*found.notes, note) if slowdown > SLOW else found.notes
-    return replace(found, noise={**found.noise, "core_slowdown": slowdown}, notes=notes)
+    found = replace(found, noise={**found.noise, "core_slowdown": slowdown}, notes=notes)
+    return _with_trace(found, built) if with_trace else found
 
 
 def _measure(stepper: _Stepper, seconds: float, batch_size: int, with_layers: bool) -> Measurement:

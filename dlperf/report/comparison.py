@@ -104,11 +104,14 @@ def compare(
     *,
     command: str = "",
     created: str | None = None,
+    blind: Sequence[Prediction] = (),
 ) -> Report:
     """Put one or several predictions of a step beside its measurement.
 
-    `created` defaults to now. Raises DlperfError for an argument of another type, without any
-    prediction, and where the steps differ: in batch size, in thread count, training and inference.
+    `created` defaults to now. `blind` are the same predictions without the state that the machine
+    had during the measurement, for the predictions that are for it. Raises DlperfError for an
+    argument of another type, without any prediction, and where the steps differ: in batch size, in
+    thread count, training and inference.
     Another target's name is a warning in the report.
     """
     predictions = tuple(prediction) if isinstance(prediction, (list, tuple)) else (prediction,)
@@ -116,6 +119,12 @@ def compare(
         raise DlperfError("compare: no prediction given; pass one, or several in a list")
     for p in predictions:
         check_type("compare", "prediction", p, Prediction, "dlperf.predict makes one")
+    refuse(
+        (
+            len(blind) not in (0, len(predictions)),
+            f"compare: {len(blind)} blind predictions for {len(predictions)}; give one for each",
+        )
+    )
     way_out = "dlperf.measure makes one, Measurement.load(path) reads one"
     check_type("compare", "measurement", measurement, Measurement, way_out)
     kinds = {True: "inference", False: "training"}
@@ -164,6 +173,7 @@ def compare(
         tuple(dict.fromkeys(warnings)),
         command,
         now if created is None else created,
+        tuple(one.step for one in blind),
     )
 
 

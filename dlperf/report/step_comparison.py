@@ -11,7 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dlperf.core import host
+from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
+from dlperf.core.prediction import Step
+from dlperf.core.state import State
 from dlperf.core.text import frame_to_csv
 from dlperf.core.units import format_percent
 from dlperf.forecast.prediction import Prediction, page_fault_cost
@@ -44,7 +47,9 @@ class StepComparison:
 
     `predictors` are the names of the predictions, each once. `created` is the time of the
     comparison (ISO 8601, UTC), `command` the command line that made it, if one did. A comparison
-    that `recommends` allocators predicts the step with each.
+    that `recommends` allocators predicts the step with each. Where the predictions are for the
+    state during the measurement, `blind` are the steps that were predicted without it, aligned with
+    them.
     """
 
     predictions: tuple[Prediction, ...]
@@ -54,6 +59,16 @@ class StepComparison:
     command: str = ""
     created: str = ""
     recommends: bool = True
+    blind: tuple[Step, ...] = ()
+
+    @property
+    def state(self) -> State | None:
+        """The machine's state during the measurement; None where it is unknown."""
+        return state_during(self.measurement, self.predictions[0].machine)
+
+    def blind_step(self, index: int) -> Step | None:
+        """The step that a prediction without the state said; None where that is all there is."""
+        return self.blind[index] if self.blind else None
 
     @property
     def target(self) -> str:
@@ -203,6 +218,22 @@ class StepComparison:
         return layer_tree(self.rows[index], self.predictions[index].trace, max_lines)
 
 
+def state_during(measurement: Measurement, machine: Machine) -> State | None:
+    """The machine's state during a measurement; None without readings, without a reference, or
+    where the machine file is of another processor.
+    """
+    is_same = measurement.machine == machine.cpu.model
+    return measurement.state_over(machine.reference) if is_same else None
+
+
+def _blind_to_json(step: Step | None, actual_s: float) -> dict[str, Any] | None:
+    """The blind prediction of a step, and its error."""
+    if step is None:
+        return None
+    error_frac = None if step.total_s is None else step.total_s / actual_s - 1
+    return {"step": asdict(step), "error_frac": error_frac}
+
+
 def coverage_remarks(prediction: Prediction, prefix: str = "") -> list[str]:
     """The ops without a price, and the layers and phases that the predictor does not support."""
     remarks, prices = [], prediction.prices
@@ -311,7 +342,9 @@ def report_to_json(report: StepComparison) -> dict[str, Any]:
                 name: samples.spread_frac for name, samples in measurement.step.items()
             },
             "repeatability_frac": measurement.repeatability_frac,
+            "states": [vars(reading) for reading in measurement.states],
         },
+        "state": None if report.state is None else asdict(report.state),
         "predicted": [
             {
                 "predictor": label,
@@ -319,13 +352,15 @@ def report_to_json(report: StepComparison) -> dict[str, Any]:
                 "machine": prediction.machine.cpu.model,
                 "threads": prediction.threads,
                 "step": asdict(prediction.step),
+                "state": asdict(prediction.state),
+                "blind": _blind_to_json(report.blind_step(index), measurement.step["total"].median),
                 "priced_time_frac": prediction.priced_time_frac,
                 "unpriced": [
                     {"op": op, "count": count} for op, count in prediction.unpriced.items()
                 ],
                 "unsupported": list(prediction.prices.unsupported),
             }
-            for label, prediction in zip(report.predictors, report.predictions)
+            for index, (label, prediction) in enumerate(zip(report.predictors, report.predictions))
         ],
         "accuracy": [asdict(entry) for entry in report.accuracy],
         "layers": report.frame.astype(object).to_dict("records"),

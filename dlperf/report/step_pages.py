@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from dlperf.core.measurement import Measurement
-from dlperf.core.prediction import Step
+from dlperf.core.prediction import PredictedStep, Step
+from dlperf.core.state import REFERENCE
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.forecast.epoch import Epoch
@@ -40,6 +41,7 @@ MAX_OPS = 15
 """Operators in a brief page."""
 MAX_LINES = 60
 """Lines of a layer table in text; longer ones are folded."""
+DURING = "state during the measurement"
 ACCURACY_NOTE = (
     "err: predicted / actual - 1. repeats: difference of a repeated measurement of the step."
     " MAPE: mean |err| over the layers that take >= 1 % of their phase (in brackets how many), and"
@@ -81,6 +83,17 @@ def _inside(step: Step, actual_s: float) -> str:
     return "inside" if (step.low_s or 0.0) <= actual_s <= (step.high_s or 0.0) else "outside"
 
 
+def state_sentence(prediction: PredictedStep) -> str:
+    """The machine's state that a prediction is for; empty at the reference."""
+    state, machine = prediction.state, prediction.machine
+    if state == REFERENCE:
+        return ""
+    is_usual = bool(machine.states) and state == machine.usual_state
+    n = len(machine.readings)
+    source = f"median of {n} reading{'s' * (n != 1)}: " if is_usual else ""
+    return f"state: {source}{state.describe()}"
+
+
 # -- report ---------------------------------------------------------------------------------------
 
 
@@ -101,10 +114,15 @@ def report_page(
     title = step_title(
         report.target, report.inference, report.batch_size, measured.threads, report.machine
     )
-    sides = zip(report.predictors, report.predictions)
+    sides = enumerate(zip(report.predictors, report.predictions))
+    sentences = (
+        (label, _step_sentence(p.step, measured, report.blind_step(i))) for i, (label, p) in sides
+    )
+    state = report.state
     page: list[Block] = [
         Heading(title, 2 if anchor or not is_brief else 1, anchor),
-        Facts(tuple((label, _step_sentence(p.step, measured)) for label, p in sides)),
+        *([] if state is None else [Paragraph((f"{DURING}: {state.describe()}",))]),
+        Facts(tuple(sentences)),
     ]
     trees = {label: report.layer_tree(label, max_lines) for label in report.predictors}
     for label, lines in list(trees.items())[: 1 if is_brief else None]:
@@ -141,8 +159,8 @@ def report_page(
     return [*page, Paragraph(report.provenance, is_small=True)]
 
 
-def _step_sentence(step: Step, measurement: Measurement) -> str:
-    """The step predicted and measured, in words."""
+def _step_sentence(step: Step, measurement: Measurement, blind: Step | None) -> str:
+    """The step predicted and measured, in words; beside it the `blind` prediction."""
     actual_s, repeats_frac = measurement.step["total"].median, measurement.repeatability_frac
     repeats = "" if repeats_frac is None else f" (repeats within {format_percent(repeats_frac)})"
     measured = f"measured {format_seconds(actual_s)}{repeats}"
@@ -152,6 +170,9 @@ def _step_sentence(step: Step, measurement: Measurement) -> str:
     if interval := interval_text(step):
         error += f", {_inside(step, actual_s)} the interval"
         interval = f" (90 %: {interval})"
+    if blind is not None and blind.total_s is not None:
+        blind_error = format_error(blind.total_s / actual_s - 1)
+        error += f"; blind: {format_seconds(blind.total_s)}, {blind_error}"
     return f"step predicted {format_seconds(step.total_s)}{interval}, {error}"
 
 
@@ -286,6 +307,7 @@ def prediction_page(
         prediction.machine.cpu.model,
         f", predictor {prediction.predictor}",
     )
+    state = state_sentence(prediction)
     remarks = (
         *coverage_remarks(prediction),
         *(f"warning: {w}" for w in prediction.warnings),
@@ -295,6 +317,7 @@ def prediction_page(
     )
     page: list[Block] = [
         Heading(title, 1),
+        *([Paragraph((state,))] if state else []),
         marked_table(layer_columns(lines, phases_of(trace.inference), measured=False), lines),
         *_folding_note(lines),
         Facts(tuple(_step_facts(prediction, epoch).items())),

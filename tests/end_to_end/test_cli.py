@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from dlperf.core import state_probe
 from dlperf.core.machine import Machine
+from dlperf.core.state import Reading
 from dlperf.studies import self_test
 
 ROOFLINE = ("--predictor", "roofline", "--threads", "1")
@@ -364,8 +366,13 @@ def test_machine_check(
 
     monkeypatch.setattr(self_test, "start", lambda threads: contextlib.nullcontext())
     monkeypatch.setattr(self_test, "run", repeat)
+    reading = Reading(1e-4, 1e-4, 1e-5, 1e-4, 1e-2, 1e-4)
+    monkeypatch.setattr(state_probe, "take_reading", lambda: replace(reading, core_s=1.25e-4))
+    replace(Machine.load(machine_file), reference=reading).save(machine_file)
     done = dlperf("machine", "check", machine_file)
     assert done.status == 0
+    assert "state now: core 1.25 of the reference" in done.out
+    assert len(Machine.load(machine_file).readings) == 1
     assert "can be trusted here" in " ".join(done.out.split())
     assert "self-test: MLP, 1 thread: predicted 1.00 ms, measured 909 us: +10.0 %" in done.out
     ratio = 10.0  # every kernel of the file was multiplied by hand

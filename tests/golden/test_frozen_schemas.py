@@ -26,6 +26,7 @@ READ = (
     "MeasurementRecord",
     "ClusterRecord",
     "CommunicationRecord",
+    "StateRecord",
 )
 """The records of dlperf's own files."""
 KEPT = {

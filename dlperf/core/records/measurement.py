@@ -16,6 +16,7 @@ from dlperf.core.conversion import (
     Whole,
 )
 from dlperf.core.records.trace import TraceRecord
+from dlperf.core.state import Reading
 
 Noise = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
@@ -60,6 +61,7 @@ class MeasurementRecord(Struct, gc=False):
     versions: dict[str, Text]  #: dlperf, Python, system, torch, numpy.
     notes: list[Text]  #: Remarks of the step profiler.
     noise: dict[str, Noise]  #: Counts of disturbed samples and faults.
+    states: tuple[Reading, ...]  #: The machine's state before and after.
     step: StepRecord  #: Steps without instruments.
     repeat: PositiveSamplesRecord | None  #: An independent repetition of `step.total`.
     layers: list[LayerTimesRecord]  #: Layers, the instruments' cost subtracted.

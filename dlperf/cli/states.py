@@ -1,0 +1,148 @@
+"""States of the machine: what ``--state`` names, and ``dlperf machine state``."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dlperf.cli.inputs import Answer, load_machine
+from dlperf.cli.options import Command, Problems, common, option, output
+from dlperf.core.argument_types import count
+from dlperf.core.errors import DlperfError
+from dlperf.core.streams import warn
+from dlperf.core.text import fit
+
+if TYPE_CHECKING:
+    from dlperf.core.machine import Machine
+    from dlperf.core.state import State
+
+NOW, REFERENCE = "now", "reference"
+STATE = option(
+    "--state",
+    dest="states",
+    action="append",
+    default=[],
+    metavar="FILE|now|reference",
+    help=(
+        "state of the machine: a file of dlperf machine state, a probe now, or the machine file's"
+        " reference; of several the mean (default: the median of the machine file's readings, whose"
+        " spread the interval contains)"
+    ),
+)
+
+
+def state_of(names: Sequence[str], machine: Machine) -> State | None:
+    """The mean of the named states; None where none is named, or the machine file has no reference.
+
+    Raises DlperfError for a file of another machine or another kind, and for ``now`` with a machine
+    file of another machine.
+    """
+    from dlperf.core.state import mean_state
+
+    states = [_state(name, machine) for name in names]
+    if machine.reference is None and any(name != REFERENCE for name in names):
+        warn(f"{_lacks_reference(machine)}, so predictions are as at the reference")
+    return mean_state([state for state in states if state is not None]) if names else None
+
+
+def _state(name: str, machine: Machine) -> State:
+    """The state of a name, as at the reference without any."""
+    from dlperf.core import state
+    from dlperf.core.state_file import ProbedState
+    from dlperf.core.state_probe import take_reading
+
+    if name == REFERENCE:
+        return state.REFERENCE
+    if name == NOW:
+        _check_this_machine(machine, "for the state there, give the FILE of dlperf machine state")
+        reading = take_reading() if machine.reference is not None else None
+    else:
+        probed = ProbedState.load(name)
+        if probed.identity != machine.cpu.identity:
+            raise DlperfError(
+                f"{name}: is of another machine ({_named(probed.identity)}) than"
+                f" {_name(machine)} ({_named(machine.cpu.identity)}); dlperf machine state -o FILE"
+                " probes the machine that it runs on"
+            )
+        reading = probed.reading
+    if machine.reference is None or reading is None:
+        return state.REFERENCE
+    return reading.over(machine.reference)
+
+
+def _check_this_machine(machine: Machine, way_out: str) -> None:
+    """Raise DlperfError for a machine file of another processor than this."""
+    from dlperf.core import host
+
+    cpu = host.this_cpu()
+    if machine.cpu.identity != cpu.identity:
+        raise DlperfError(
+            f"{_name(machine)}: is of another machine ({_named(machine.cpu.identity)}; this is"
+            f" {_named(cpu.identity)}); {way_out}"
+        )
+
+
+def _name(machine: Machine) -> str:
+    return machine.path or "the machine file"
+
+
+def _named(identity: tuple[str, str, int]) -> str:
+    """A machine in words: model, cores, and the family, in which two of a model may differ."""
+    model, family, n_cores = identity
+    return f"{model}, {family}, {n_cores} core{'s' * (n_cores != 1)}"
+
+
+def _lacks_reference(machine: Machine) -> str:
+    return f"{_name(machine)}: contains no reference state (dlperf calibrate makes one)"
+
+
+# -- dlperf machine state --------------------------------------------------------------------------
+
+
+def probe(args: Namespace) -> Answer:
+    """The state of this machine now, against the machine file's reference."""
+    from dlperf.core.state_file import probed_state
+    from dlperf.core.state_probe import take_reading
+
+    machine = load_machine(args)
+    _check_this_machine(machine, "name this machine's file with --machine")
+    found = probed_state(take_reading(), machine.reference)
+    if args.output is not None:
+        found.save(args.output)
+    if found.state is None:
+        lines = [found.reading.describe(), _lacks_reference(machine)]
+    else:
+        n_readings, usual = len(machine.readings), machine.usual_state.describe()
+        lines = [found.state.describe()]
+        lines += [f"median of {n_readings} readings: {usual}"] if n_readings else []
+    return Answer(fit("\n".join(lines)), found.to_json())
+
+
+def check(args: Namespace) -> Problems:
+    """Whether the file can be written. Raises DlperfError for one that it may not write."""
+    from dlperf.core.files import check_writable
+
+    if args.output == "-":
+        args.output, args.json = None, "-"
+    if args.output is not None:
+        check_writable(args.output, args.force)
+    return ()
+
+
+STATE_COMMAND = Command(
+    "state",
+    "how fast this machine is now against its machine file, by a short probe of one core",
+    options=(
+        output("state file to write, for predict --state"),
+        option(
+            "--threads",
+            type=count,
+            metavar="T",
+            help="without effect: the probe is of one core",
+        ),
+        *common(threads=False, batch_size=False),
+    ),
+    work=probe,
+    check=check,
+)

@@ -1,0 +1,142 @@
+"""How far a machine's speed has moved since its file was made: kernels timed again, over the file's
+times and what the machine's state explains.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from dlperf.core.clock import quantile
+from dlperf.core.machine import Kernel, Machine
+from dlperf.core.state import REFERENCE, Reading, State, mean_state, reading_of
+from dlperf.core.units import format_percent
+from dlperf.ops.blocking import is_contraction
+from dlperf.report.document import Column, format_error, format_table
+
+MOVED_FRAC = 0.08
+"""Median change of a family beyond which it has moved: times of the same kernels in calibrations of
+one day differ by some 5 %.
+"""
+_SMALL_S = 1e-5
+"""Time below which the call bounds a kernel that is no contraction."""
+
+
+@dataclass(frozen=True)
+class Movement:
+    """A family's median time over the file's and the state's (1: none), half the distance of the
+    10th and the 90th percentile, and the number of its kernels.
+    """
+
+    family: str
+    threads: int
+    n_kernels: int
+    ratio: float
+    spread: float
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether it changed by more than MOVED_FRAC, and by more than its spread."""
+        return abs(self.ratio - 1) > max(MOVED_FRAC, self.spread)
+
+    def sentence(self) -> str:
+        """The change in words.
+
+        >>> Movement("gemm", 1, 6, 1.25, 0.04).sentence()
+        'gemm with 1 thread: +25 % beyond what the state explains (6 kernels); dlperf calibrate
+        --force measures anew'
+        """
+        return (
+            f"{self.family} with {self.threads} thread{'s' * (self.threads != 1)}:"
+            f" {format_error(self.ratio - 1)} beyond what the state explains"
+            f" ({self.n_kernels} kernels); dlperf calibrate --force measures anew"
+        )
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """The movements of a machine file's families, and the median state meanwhile; None without a
+    reference.
+    """
+
+    machine: Machine
+    movements: tuple[Movement, ...]
+    state: State | None
+
+    @property
+    def moved(self) -> tuple[Movement, ...]:
+        """The families that have moved."""
+        return tuple(one for one in self.movements if one.has_moved)
+
+    def to_text(self) -> str:
+        """The state, and a table of the families."""
+        found = self.movements
+        columns = [
+            Column("family", tuple(one.family for one in found), align_left=True),
+            Column("threads", tuple(str(one.threads) for one in found)),
+            Column("kernels", tuple(str(one.n_kernels) for one in found)),
+            Column("change", tuple(format_error(one.ratio - 1) for one in found)),
+            Column("spread", tuple(format_percent(one.spread) for one in found)),
+            Column("", tuple("moved" if one.has_moved else "" for one in found), align_left=True),
+        ]
+        name = self.machine.path or "the machine file"
+        state = (
+            f"{name}: contains no reference state (dlperf calibrate makes one)"
+            if self.state is None
+            else f"state now: {self.state.describe()}"
+        )
+        verdict = (
+            f"{len(self.moved)} of {len(found)} families moved by more than the state explains"
+            if self.moved
+            else "no family moved by more than the state explains"
+        )
+        return "\n".join([state, "", format_table(columns, None), "", verdict])
+
+    def to_json(self) -> dict[str, Any]:
+        """The movements as JSON data."""
+        return {
+            "schema": "dlperf.machine-refresh",
+            "schema_version": 1,
+            "machine": self.machine.path,
+            "versions": dict(self.machine.versions),
+            "state": None if self.state is None else asdict(self.state),
+            "families": [{**asdict(one), "has_moved": one.has_moved} for one in self.movements],
+        }
+
+
+def compare(
+    machine: Machine,
+    timed: Sequence[tuple[Kernel, float, Sequence[Reading]]],
+    readings: Sequence[Reading],
+) -> Refresh:
+    """Kernels of a machine file that were `timed` again: each with its least sample in seconds and
+    the readings around it. `readings` are all that were taken.
+    """
+    reference = machine.reference
+    ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for kernel, seconds, around in timed:
+        state = REFERENCE
+        if reference is not None:
+            state = mean_state([reading.over(reference) for reading in around])
+        expected_s = kernel.seconds * state.factor(bound_of(kernel, machine))
+        ratios[kernel.family, kernel.threads].append(seconds / expected_s)
+    movements = tuple(
+        Movement(*key, len(own), median(own), 0.5 * (quantile(own, 0.9) - quantile(own, 0.1)))
+        for key, own in sorted(ratios.items())
+    )
+    now = None if reference is None else reading_of(readings).over(reference)
+    return Refresh(machine, movements, now)
+
+
+def bound_of(kernel: Kernel, machine: Machine) -> str:
+    """What bounds a kernel with warm caches: arithmetic, its call, or the level that holds its
+    operands. Kernels of a machine file have no results whose bytes could be counted.
+    """
+    if is_contraction(kernel.op):
+        return "compute"
+    if kernel.seconds < _SMALL_S:
+        return "overhead"
+    return machine.level_of(sum(spec.nbytes for spec in kernel.op.inputs))
