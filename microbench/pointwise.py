@@ -57,11 +57,13 @@ UNARY: tuple[Make, ...] = (
     _unary("fill_.Scalar", 0.0),
     _unary("zero_.default"),
     _unary("bernoulli_.float", 0.9),
+    _unary("bernoulli_.float", 0.5),
     _unary("normal_.default"),
     _unary("uniform_.default"),
     _unary("zeros_like.default"),
     _unary("ones_like.default"),
     lambda t: Op("aten.native_dropout.default", (t, 0.1, True)),
+    lambda t: Op("aten.native_dropout.default", (t, 0.5, True)),
     _unary("gt.Scalar", 0.0),
 )
 BINARY: tuple[Make, ...] = (

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, Samples, usual_factor
 from dlperf.core.costs import CONTENTION, CONTENTION_LONG, CONTENTION_MEAN, Cost, CostKey
 from dlperf.core.machine import Kernel, Machine
+from dlperf.core.readings import with_readings
 from dlperf.core.verification import Coverage, Disturbance
 
 BUSY_SWITCHES_PER_S = 40.0
@@ -69,7 +70,7 @@ def merged(
         )
     factors = _factors(group, kernels, message["wholes_s"], threads)
     return replace(
-        machine.with_kernels(kernels),
+        with_readings(machine.with_kernels(kernels), part.readings),
         bandwidths=_latest(
             (*machine.bandwidths, *part.bandwidths),
             lambda one: (one.kernel, one.threads, one.working_set_bytes),

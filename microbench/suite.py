@@ -24,6 +24,7 @@ from dlperf.core.costs import CORE_SPEED
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.files import check_writable, schema_of
 from dlperf.core.machine import SCHEMA, Machine
+from dlperf.core.readings import with_reference
 from dlperf.core.trace import Op, Trace
 from dlperf.microbench.co_run import WEIGHT, resources
 from dlperf.microbench.plan import MODES
@@ -123,6 +124,7 @@ def calibrate(
     machine = measuring.machine
     counts = {one.threads for one in machine.coverage}
     machine = replace(machine, complete=not any(map(machine.n_left_out, counts)))
+    machine = with_reference(machine)
     machine.save(path)
     n_busy = _n_busy(machine) - n_before
     if n_busy > 0:

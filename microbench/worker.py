@@ -21,6 +21,8 @@ from dlperf.core.child_process import read_job
 from dlperf.core.clock import Clock, CoreSpeed, Samples, involuntary_switches, quantile
 from dlperf.core.costs import CONTENTION_FRAMEWORK, CORE_SPEED, INTERFERENCE, Cost, CostKey
 from dlperf.core.machine import EXACT, Bandwidth, Machine
+from dlperf.core.state import Reading
+from dlperf.core.state_probe import StateProbe
 from dlperf.core.trace import Trace, own_operations
 from dlperf.microbench.job import Say, do_job
 from dlperf.microbench.plan import Group, Point, repeats
@@ -152,6 +154,30 @@ def framework_slowdown(mean_s: float, while_measured: Sequence[float]) -> float:
     return max(1.0, mean_s / quantile(while_measured, _FAST))
 
 
+_READ_EVERY_S = {"quick": 0.5, "full": 1.5, "thorough": 5.0}
+_ROUNDS = 3
+
+
+class States:
+    """Readings of the machine's state between groups of samples."""
+
+    def __init__(self, probe: StateProbe, now: Callable[[], float], every_s: float) -> None:
+        self._probe, self._now, self._every_s = probe, now, every_s
+        self._taken: list[Reading] = []
+        self._read_s = -math.inf
+
+    def read(self) -> None:
+        """Take a reading where the last one is old."""
+        if self._now() - self._read_s >= self._every_s:
+            self._taken.append(self._probe.read(_ROUNDS))
+            self._read_s = self._now()
+
+    def unsent(self) -> tuple[Reading, ...]:
+        """The readings since the last call."""
+        taken, self._taken = tuple(self._taken), []
+        return taken
+
+
 def settled_core_speed(mode: str, best_s: float = math.inf) -> CoreSpeed:
     """A core speed with some samples; `best_s` is that of an earlier process."""
     speed = CoreSpeed(best_s=best_s, back_off_s=BACK_OFF_S[mode])
@@ -206,6 +232,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     cpu = host.this_cpu()
     speed = speed or settled_core_speed(mode, job["core_speed_s"])
     clock = speed.clock()
+    states = States(StateProbe(cpu), speed.now, _READ_EVERY_S[mode])
     budget = Clock(speed.now).within(BUDGET_S[mode])
     least = budget.part(LEAST_FRAC)
 
@@ -257,6 +284,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         Its clock has the group's share of the time.
         """
         say({"now": f"{name}, sample {number}" if number > 1 else name})
+        states.read()
         switches, begin = involuntary_switches(), speed.now()
         yield clock.within(SHARES.get(name, 0.0) * BUDGET_S[mode])
         spent[name]["switches"] += involuntary_switches() - switches
@@ -278,6 +306,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
             bandwidths=tuple(bandwidths),
             costs=costs,
             footprints=footprints,
+            readings=states.unsent(),
         )
         say(
             {

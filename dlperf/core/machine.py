@@ -82,8 +82,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     plan that are finished (a calibration resumes after them), `coverage` how many of their points
     were measured, `disturbances` its groups that co-tenants disturbed, `notes` what else was
     noticed, and `self_tests` how well the file predicted steps of networks that were timed in the
-    end. It is `complete` if no planned point is left out. `reference` is the reading to which its
-    times are normalised, `readings` all that were taken.
+    end. It is `complete` if no planned point is left out. `reference` is the reading in whose
+    state its predictions hold, the median of the calibration's; `readings` are all that were taken.
     """
 
     cpu: Cpu
@@ -392,7 +392,6 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     "op": [name, args, kwargs],
                     "threads": kernel.threads,
                     **samples_to_json(kernel.samples),
-                    **_state_to_json(kernel),
                 }
             )
         return {
@@ -416,7 +415,6 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     "working_set_bytes": b.working_set_bytes,
                     "moved_bytes": b.moved_bytes,
                     **samples_to_json(b.samples),
-                    **_state_to_json(b),
                 }
                 for b in self.bandwidths
             ],
@@ -458,7 +456,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         def kernel(entry: str, row: KernelRecord) -> Kernel:
             op = Op(row.op.name, *arguments_from_json(row.op.args, row.op.kwargs, tensors, entry))
             samples = samples_from_record(row)
-            return Kernel(op, row.family, row.threads, samples, row.readings, row.slowdown)
+            return Kernel(op, row.family, row.threads, samples)
 
         return cls(
             cpu=Cpu(**structs.asdict(record.cpu)),
@@ -472,8 +470,6 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     b.working_set_bytes,
                     b.moved_bytes,
                     samples_from_record(b),
-                    b.readings,
-                    b.slowdown,
                 )
                 for b in record.bandwidths
             ),
@@ -508,12 +504,6 @@ def _nearest(counts: Iterable[int], threads: int) -> int:
     return min(counts, key=lambda count: (abs(math.log(count / threads)), count))
 
 
-def _state_to_json(entry: Kernel | Cost | Bandwidth) -> dict[str, Any]:
-    """The state at which an entry was measured, where it is known."""
-    found: dict[str, Any] = {"readings": list(entry.readings)} if entry.readings else {}
-    return found | ({"slowdown": round(entry.slowdown, 5)} if entry.slowdown != 1.0 else {})
-
-
 def _cost_to_json(cost: Cost) -> dict[str, Any]:
     kind = KINDS[cost.key.kind]
     return {
@@ -523,7 +513,6 @@ def _cost_to_json(cost: Cost) -> dict[str, Any]:
         "statistic": kind.statistic,
         "samples": [float(f"{value:.6g}") for value in cost.samples.values],
         "disturbed": cost.samples.n_disturbed,
-        **_state_to_json(cost),
     }
 
 
@@ -542,4 +531,4 @@ def _cost(entry: str, row: CostRecord) -> Cost:
         refuse(f"{entry}.at", row.at, f"a positive number of {kind.at}" if kind.at else "nothing")
     samples = Samples(tuple(row.samples), row.disturbed)
     key = CostKey(row.kind, row.of, row.at, row.variant)
-    return Cost(key, row.threads, samples, row.readings, row.slowdown)
+    return Cost(key, row.threads, samples)

@@ -42,22 +42,17 @@ class Cpu:
 class Kernel:
     """One aten op timed at one shape: seconds a call, called as a user's Python calls it, caches
     warm.
-
-    `readings` are the indices of the machine's readings at each sample, `slowdown` is that of the
-    least sample beyond the reference state.
     """
 
     op: Op
     family: str
     threads: int
     samples: Samples
-    readings: tuple[int, ...] = ()
-    slowdown: float = 1.0
 
     @property
     def seconds(self) -> float:
-        """Seconds of a call in the reference state: the least sample, normalised."""
-        return self.samples.minimum / self.slowdown
+        """Seconds of a call on a core of one's own: the least sample."""
+        return self.samples.minimum
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class Bandwidth:
     """A memory kernel at one working set.
 
     `kernel` is ``copy``, ``scale``, ``add``, or ``triad``; samples in seconds a sweep that moves
-    `moved_bytes`. `readings` and `slowdown` as of a :class:`Kernel`.
+    `moved_bytes`.
     """
 
     kernel: str
@@ -73,18 +68,16 @@ class Bandwidth:
     working_set_bytes: int
     moved_bytes: int
     samples: Samples
-    readings: tuple[int, ...] = ()
-    slowdown: float = 1.0
 
     @property
     def best_bytes_per_s(self) -> float:
-        """The highest rate seen (STREAM reports the best run), in the reference state."""
-        return self.slowdown * self.moved_bytes / self.samples.minimum
+        """The highest rate seen (STREAM reports the best run)."""
+        return self.moved_bytes / self.samples.minimum
 
     @property
     def median_bytes_per_s(self) -> float:
-        """The usual rate, in the reference state."""
-        return self.slowdown * self.moved_bytes / self.samples.median
+        """The usual rate."""
+        return self.moved_bytes / self.samples.median
 
 
 @dataclass(frozen=True)

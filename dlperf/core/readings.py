@@ -1,26 +1,26 @@
-"""Readings of a machine's state that its file collects after its calibration."""
+"""Readings of a machine's state that its file collects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dlperf.core.costs import Cost
-from dlperf.core.machine import Bandwidth, Kernel, Machine
-from dlperf.core.state import Reading
+from dlperf.core.machine import Machine
+from dlperf.core.state import Reading, reading_of
 
-MOST_READINGS = 200
-"""Readings after a calibration that a file keeps. Their 5th and 95th percentiles then rest on ten
-readings each, and what the machine was like long ago goes.
+MOST_READINGS = 400
+"""Readings that a file keeps: a calibration takes up to 200. What the machine was like long ago
+goes.
 """
 
 
 def with_readings(machine: Machine, readings: Iterable[Reading]) -> Machine:
-    """The machine with further readings; the newest MOST_READINGS are kept, and those up to the
-    last that an entry of the file refers to.
-    """
-    entries: list[Kernel | Bandwidth | Cost]
-    entries = [*machine.kernels, *machine.bandwidths, *machine.costs]
-    n_referred = 1 + max((max(one.readings) for one in entries if one.readings), default=-1)
-    later = (*machine.readings[n_referred:], *readings)[-MOST_READINGS:]
-    return replace(machine, readings=(*machine.readings[:n_referred], *later))
+    """The machine with further readings, of which the newest MOST_READINGS are kept."""
+    return replace(machine, readings=(*machine.readings, *readings)[-MOST_READINGS:])
+
+
+def with_reference(machine: Machine) -> Machine:
+    """The machine with the median of its readings as its reference, where it has none yet."""
+    if machine.reference is not None or not machine.readings:
+        return machine
+    return replace(machine, reference=reading_of(machine.readings))

@@ -173,7 +173,7 @@ def compare(
         tuple(dict.fromkeys(warnings)),
         command,
         now if created is None else created,
-        tuple(one.step for one in blind),
+        blind=tuple(one.step for one in blind),
     )
 
 

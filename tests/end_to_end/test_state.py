@@ -4,7 +4,6 @@ state of the measurement. The probe is a fake.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pytest
 
 from dlperf.core import state_probe
 from dlperf.core.machine import Machine
-from dlperf.core.readings import with_readings
 from dlperf.core.state import Reading
 from dlperf.core.state_file import ProbedState
 from dlperf.microbench import refresh
@@ -199,17 +197,6 @@ def test_a_report_without_a_reference_is_blind_alone(
     done = dlperf("report", file, "--machine", machine_file, "--predictor", "roofline")
     assert "state during" not in done.out
     assert "blind" not in done.out
-
-
-def test_newest_readings_are_kept(referenced: Path) -> None:
-    machine = Machine.load(referenced)
-    many = [replace(ONE, core_s=(1 + n) * 1e-4) for n in range(300)]
-    kept = with_readings(machine, many).readings
-    assert kept == tuple(many[-200:])
-    # the readings of the calibration that a kernel refers to stay, in their places
-    kernel = dataclasses.replace(machine.kernels[0], readings=(0, 1))
-    referring = replace(machine, kernels=(kernel, *machine.kernels[1:]))
-    assert with_readings(referring, many).readings == (*machine.readings[:2], *many[-200:])
 
 
 @pytest.fixture

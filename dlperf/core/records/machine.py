@@ -23,7 +23,6 @@ from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
 Octaves = Annotated[float, Meta(ge=1e-9, le=1e6)]
 Error = Annotated[float, Meta(ge=0, le=1e12)]
-Factor = Annotated[float, Meta(ge=1e-3, le=1e3)]
 
 
 class CpuRecord(Struct, gc=False):
@@ -45,8 +44,6 @@ class BandwidthRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     threads: Threads  #: Number of threads.
     working_set_bytes: Positive  #: Bytes of all arrays.
     moved_bytes: Positive  #: Bytes of a sweep, counted as STREAM does.
-    readings: tuple[Whole, ...] = ()  #: Indices of the readings meanwhile.
-    slowdown: Factor = 1.0  #: Slowdown beyond the reference state.
 
 
 class CostRecord(Struct, gc=False, kw_only=True):
@@ -61,8 +58,6 @@ class CostRecord(Struct, gc=False, kw_only=True):
     statistic: Name  #: Statistic of the samples that counts.
     samples: Annotated[list[Seconds], Meta(min_length=1)]  #: Raw samples.
     disturbed: Whole = 0  #: Samples that were dropped.
-    readings: tuple[Whole, ...] = ()  #: Indices of the readings meanwhile.
-    slowdown: Factor = 1.0  #: Slowdown beyond the reference state.
 
 
 @dataclass(frozen=True)
@@ -108,8 +103,6 @@ class KernelRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     family: Name  #: Family of kernels.
     op: KernelOpRecord  #: The call.
     threads: Threads  #: Number of threads.
-    readings: tuple[Whole, ...] = ()  #: Indices of the readings meanwhile.
-    slowdown: Factor = 1.0  #: Slowdown beyond the reference state.
 
 
 class MachineRecord(Struct, gc=False):
@@ -131,6 +124,6 @@ class MachineRecord(Struct, gc=False):
     coverage: tuple[Coverage, ...]  #: Points by group.
     disturbances: tuple[Disturbance, ...]  #: Groups that co-tenants disturbed.
     self_tests: tuple[SelfTest, ...]  #: Steps of random networks.
-    reference: Reading | None  #: The reading to which times are normalised.
+    reference: Reading | None  #: The median reading of the calibration.
     readings: tuple[Reading, ...]  #: Readings of the machine's state.
     co_runs: list[CoRunRecord] = []  #: Worker processes at once.

@@ -128,7 +128,14 @@ _OTHERWISE = {0.0: "fill", 0.5: "sqrt", -0.5: "rsqrt", 1.0: "clone"}
 """
 _PROXIES = {"0": "zeros_like", "1": "relu", "2": "add", "3": "addcmul"}
 """Cheap kernels that stand for others, by the number of full-sized operands."""
+_DRAWS = ("bernoulli", "bernoulli_", "native_dropout")
 _COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
+
+
+def _rare_frac(op: Op) -> float:
+    """Frequency of the rarer outcome of a random choice: a branch is predicted wrongly as often."""
+    p = next((arg for arg in op.args[1:2] if isinstance(arg, float)), 0.5)
+    return min(p, 1.0 - p)
 
 
 def _powers(exponent: Argument) -> tuple[str, ...]:
@@ -175,7 +182,10 @@ def elementwise(op: Op) -> KernelDescription:
         pattern = _gaps(full)
     else:
         pattern = "column" if is_column else _pattern(full, others, shape)
-    amounts = (log2(numel),), (numel,)
+    amounts: tuple[tuple[float, ...], tuple[float, ...]] = (log2(numel),), (numel,)
+    if name in _DRAWS:
+        rare_frac = _rare_frac(op)
+        amounts = (log2(numel), rare_frac), (numel, rare_frac * numel)
     if name in ("pow", "pow_") and len(op.args) > 1 and not isinstance(op.args[1], TensorSpec):
         exponent = op.args[1]
         if exponent not in _OTHERWISE:

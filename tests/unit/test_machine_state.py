@@ -1,0 +1,171 @@
+"""The state of a machine: readings, the probe on a clock held in the hand, and prices at a state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dlperf.core import state_probe
+from dlperf.core.machine import Cpu
+from dlperf.core.prediction import BOUNDS, Item, Prices
+from dlperf.core.state import REFERENCE, Reading, State, mean_state, median_state, reading_of
+from dlperf.core.state_probe import StateProbe, working_sets_bytes
+
+KIB, MIB = 2**10, 2**20
+CPU = Cpu("Made-up CPU", 2, (32 * KIB, MIB, 32 * MIB))
+ONES = Reading(*(1.0,) * 6)
+MIXED = State(1.1, 1.2, 1.3, 1.4, 1.5, 1.6)
+FACTORS = {
+    "compute": 1.1,
+    "L1": 1.1,
+    "L2": 1.3,
+    "L3": 1.4,
+    "DRAM": 1.5,
+    "overhead": 1.2,
+    "page-faults": 1.6,
+    "network": 1.0,
+}
+
+
+# -- readings and states ---------------------------------------------------------------------------
+
+
+def test_a_state_is_a_reading_over_the_reference() -> None:
+    found = Reading(2.0, 3.0, 4.0, 5.0, 6.0, 7.0).over(Reading(1.0, 2.0, 1.0, 2.0, 1.0, 2.0))
+    assert found == State(2.0, 1.5, 4.0, 2.5, 6.0, 3.5)
+    assert ONES.over(ONES) == REFERENCE
+
+
+def test_quantiles_are_taken_probe_by_probe() -> None:
+    readings = [
+        Reading(core, 1.0, 1.0, 1.0, dram, 1.0, created)
+        for core, dram, created in ((3.0, 1.0, "a"), (1.0, 2.0, "b"), (2.0, 9.0, "c"))
+    ]
+    assert reading_of(readings) == Reading(2.0, 1.0, 1.0, 1.0, 2.0, 1.0, "c")
+    lowest = reading_of(readings, 0.0)
+    assert (lowest.core_s, lowest.dram_s) == (1.0, 1.0)
+
+
+def test_every_bound_has_its_factor() -> None:
+    assert {bound: MIXED.factor(bound) for bound in BOUNDS} == FACTORS
+
+
+def test_the_mean_and_the_median_of_states() -> None:
+    states = [State(core=1.0), State(core=1.2, dram=4.0), State(core=2.0, dram=1.0)]
+    assert mean_state(states) == State(core=pytest.approx(1.4), dram=2.0)
+    assert median_state(states) == State(core=1.2, dram=1.0)
+
+
+# -- the probe -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_probe, "DRAM_BYTES", 2 * MIB)
+
+
+def test_working_sets_lie_in_the_caches_that_they_stand_for() -> None:
+    assert working_sets_bytes(CPU) == (512 * KIB, 4 * MIB, 128 * MIB)
+    # Half of a small shared cache; a shared cache of hundreds of MiB; unknown caches.
+    assert working_sets_bytes(Cpu("x", 2, (32 * KIB, MIB, 6 * MIB)))[1] == 3 * MIB
+    assert working_sets_bytes(Cpu("x", 2, (32 * KIB, 2 * MIB, 480 * MIB)))[1] == 8 * MIB
+    assert working_sets_bytes(Cpu("x", 2, (0, 0, 0))) == (512 * KIB, 4 * MIB, 128 * MIB)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_reading_is_the_median_of_rounds_after_one_that_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = iter([0.1, 3.0, 1.0, 2.0, 0.1])
+    probe = StateProbe(CPU)
+    monkeypatch.setattr(probe, "_round", lambda: Reading(*(next(rounds),) * 6))
+    found = probe.read(3)
+    assert found.seconds == (2.0,) * 6
+    assert found.created
+    assert next(rounds) == 0.1  # four rounds in all
+
+
+@pytest.mark.usefixtures("small")
+def test_a_round_takes_each_probe_once_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, int]] = []
+    probe = StateProbe(CPU)
+
+    def time_call(call: Callable[[], object], count: int = 1) -> float:
+        name = call.func.__name__ if isinstance(call, partial) else "loop"
+        taken.append((name, count))
+        return float(len(taken))
+
+    monkeypatch.setattr(probe, "_time", time_call)
+    monkeypatch.setattr(probe, "_touch_s", lambda: 6.0)
+    assert probe._round() == Reading(4.0, 5.0, 1.0, 2.0, 3.0, 6.0)
+    # Cached copies move 8 MiB: 16 of 512 KiB, 8 of 1 MiB (half of the small DRAM probe), 4 of 2.
+    assert taken == [("copyto", 16), ("copyto", 8), ("copyto", 4), ("matmul", 2), ("loop", 1)]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_time_is_that_of_one_call_with_warm_caches() -> None:
+    now_s, calls = [10.0], []
+
+    def now() -> float:
+        return now_s[0]
+
+    def call() -> None:
+        calls.append(now_s[0])
+        now_s[0] += 5.0 if len(calls) == 1 else 2.0  # the first one finds the caches cold
+
+    probe = StateProbe(CPU, now)
+    assert probe._time(call, 3) == 2.0
+    assert len(calls) == 4
+    assert probe._time(call) == 2.0
+    assert len(calls) == 5
+
+
+@pytest.mark.usefixtures("small")
+def test_only_the_touches_of_new_pages_are_timed() -> None:
+    ticks = iter(range(100))
+    assert StateProbe(CPU, lambda: float(next(ticks)))._touch_s() == 1.0
+    assert next(ticks) == 2
+
+
+# -- prices at a state -----------------------------------------------------------------------------
+
+
+def items(**seconds: float) -> tuple[Item, ...]:
+    return tuple(Item("a", "forward", value, bound, "measured") for bound, value in seconds.items())
+
+
+def prices(seconds: dict[str, float], **rest: Any) -> Prices:
+    return Prices(items(**seconds), **rest)
+
+
+def test_items_move_by_what_bounds_them() -> None:
+    moved = prices(dict.fromkeys(BOUNDS, 2.0)).at_state(MIXED)
+    assert [item.seconds for item in moved.items] == pytest.approx(
+        [2.0 * FACTORS[bound] for bound in BOUNDS]
+    )
+    same = prices({"DRAM": 1.0}, low_factor=0.8, high_factor=1.3)
+    assert same.at_state(REFERENCE) == same
+
+
+def test_the_interval_contains_most_of_the_other_states() -> None:
+    """1 s of arithmetic and 1 s of DRAM: 2.2 s at the state; of the 21 others one takes 2.0 s, one
+    2.6, and the rest as much as the state, but for a second one at either end. The 5th percentile
+    of 21 is the second of them, the 95th the last but one.
+    """
+    step = prices({"compute": 1.0, "DRAM": 1.0}, low_factor=0.9, high_factor=1.1)
+    at = State(core=1.2)
+    others = [REFERENCE] * 2 + [at] * 17 + [State(core=1.2, dram=1.4)] * 2
+    found = step.at_state(at, others)
+    low, high = found.low_factor, found.high_factor
+    assert low == pytest.approx(1 - math.hypot(0.1, 1 - 2.0 / 2.2))
+    assert high == pytest.approx(1 + math.hypot(0.1, 2.6 / 2.2 - 1))
+    same = step.at_state(at, [at] * 5)
+    assert (same.low_factor, same.high_factor) == (pytest.approx(0.9), pytest.approx(1.1))
+    slower = step.at_state(at, [State(core=2.0, dram=2.0)] * 5)  # none is faster
+    assert slower.low_factor == pytest.approx(0.9)
+    bare = prices({"compute": 1.0}).at_state(at, others)
+    assert (bare.low_factor, bare.high_factor) == (None, None)

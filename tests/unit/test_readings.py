@@ -1,0 +1,50 @@
+"""Readings of a machine's state that a calibration takes, and that its file collects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dlperf.core.machine import Cpu, Machine
+from dlperf.core.readings import MOST_READINGS, with_readings, with_reference
+from dlperf.core.state import Reading
+from dlperf.microbench.worker import States
+
+
+def reading(core_s: float) -> Reading:
+    return Reading(core_s, 1.0, 1.0, 1.0, 1.0, 1.0)
+
+
+def test_a_reading_is_taken_where_the_last_one_is_old() -> None:
+    now_s = 0.0
+    taken: list[float] = []
+
+    class Probe:
+        def read(self, rounds: int) -> Reading:
+            taken.append(now_s)
+            return reading(1.0 + now_s)
+
+    states = States(Probe(), lambda: now_s, 1.5)  # type: ignore[arg-type]
+    for moment in (0.0, 1.0, 1.4, 1.5, 2.0, 3.5):
+        now_s = moment
+        states.read()
+    assert taken == [0.0, 1.5, 3.5]
+    assert [one.core_s for one in states.unsent()] == [1.0, 2.5, 4.5]
+    assert states.unsent() == ()
+
+
+def test_the_median_of_the_first_readings_is_the_reference() -> None:
+    machine = with_readings(Machine(Cpu("x", 1)), map(reading, (1.0, 1.13, 1.13)))
+    assert with_reference(Machine(Cpu("x", 1))).reference is None
+    found = with_reference(machine)
+    assert found.reference is not None
+    assert found.reference.core_s == 1.13
+    later = with_reference(with_readings(found, [reading(2.0)] * 9))
+    assert later.reference == found.reference
+    assert later.usual_state.core == 2.0 / 1.13
+
+
+def test_the_oldest_readings_go() -> None:
+    machine = replace(Machine(Cpu("x", 1)), readings=(reading(1.0),) * MOST_READINGS)
+    found = with_readings(machine, [reading(2.0)])
+    assert len(found.readings) == MOST_READINGS
+    assert [one.core_s for one in found.readings[-2:]] == [1.0, 2.0]
