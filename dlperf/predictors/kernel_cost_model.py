@@ -33,11 +33,12 @@ from dlperf.predictors.kernel_model import (
     one_blas_thread,
 )
 from dlperf.predictors.kernels.catalog import describe
-from dlperf.predictors.kernels.contractions import CONVOLUTIONS, is_convolution
+from dlperf.predictors.kernels.contractions import sort_of, sort_of_variant
 from dlperf.predictors.kernels.description import KernelDescription, stacked
 from dlperf.predictors.kernels.sub_kernels import sub_kernels
 
 Variant = tuple[str, ...]
+Rows = list[tuple[KernelDescription, Kernel]]
 _ENOUGH_POINTS = 3
 """Points of a variant below which the model of a related variant is preferred."""
 _WIDE_RANGE = 64.0
@@ -92,40 +93,40 @@ class KernelCostModel:
     threads: int
     _models: dict[Variant, KernelModel] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
+    _by_sort: dict[tuple[str, ...], dict[Variant, Rows]] = field(default_factory=dict)
     _work_ranges: dict[Variant, tuple[float, float]] = field(default_factory=dict)
 
     @property
-    def kernels(self) -> dict[Variant, list[tuple[KernelDescription, Kernel]]]:
+    def kernels(self) -> dict[Variant, Rows]:
         """Measured kernels with their descriptions, by variant."""
-        return self._convolutions | self._others
+        return {
+            variant: rows for sort in self._sorts for variant, rows in self._described(sort).items()
+        }
 
     @cached_property
-    def _convolutions(self) -> dict[Variant, list[tuple[KernelDescription, Kernel]]]:
-        return self._described(True)
-
-    @cached_property
-    def _others(self) -> dict[Variant, list[tuple[KernelDescription, Kernel]]]:
-        return self._described(False)
-
-    def _described(
-        self, are_convolutions: bool
-    ) -> dict[Variant, list[tuple[KernelDescription, Kernel]]]:
-        """Half of a machine file are convolutions, whose descriptions take longest, and which many
-        steps have none of.
+    def _sorts(self) -> dict[tuple[str, ...], list[Kernel]]:
+        """Measured kernels by sort. Half of a machine file are convolutions, whose descriptions
+        take longest; few sorts of them are in a step.
         """
-        found: dict[Variant, list[tuple[KernelDescription, Kernel]]] = defaultdict(list)
+        found: dict[tuple[str, ...], list[Kernel]] = defaultdict(list)
         for kernel in self.machine.kernels:
-            if (
-                kernel.threads == self.threads
-                and (kernel.op.packet in CONVOLUTIONS) is are_convolutions
-                and (description := describe(kernel.op, self.threads)) is not None
-            ):
-                found[description.variant].append((description, kernel))
+            if kernel.threads == self.threads:
+                found[sort_of(kernel.op)].append(kernel)
         return dict(found)
 
-    def _like(self, variant: Variant) -> dict[Variant, list[tuple[KernelDescription, Kernel]]]:
-        """The part of :attr:`kernels` that a variant and its fallbacks belong to."""
-        return self._convolutions if is_convolution(variant) else self._others
+    def _described(self, sort: tuple[str, ...]) -> dict[Variant, Rows]:
+        """Measured kernels of a sort with their descriptions, by variant."""
+        if sort not in self._by_sort:
+            found: dict[Variant, Rows] = defaultdict(list)
+            for kernel in self._sorts.get(sort, ()):
+                if (description := describe(kernel.op, self.threads)) is not None:
+                    found[description.variant].append((description, kernel))
+            self._by_sort[sort] = dict(found)
+        return self._by_sort[sort]
+
+    def _rows(self, variant: Variant) -> Rows:
+        """Measured kernels of a variant with their descriptions."""
+        return self._described(sort_of_variant(variant)).get(variant, [])
 
     def resolve(self, description: KernelDescription) -> Variant | None:
         """Variant whose model serves a description; None where none was measured.
@@ -133,27 +134,26 @@ class KernelCostModel:
         The first of its variant and fallbacks with enough points and work near the described one or
         over a wide range; else the one with the most points.
         """
-        work, kernels = sum(description.terms[1:]), self._like(description.variant)
-        measured = [
-            variant
-            for variant in (description.variant, *description.fallbacks)
-            if variant in kernels
-        ]
-        usable = [
-            variant
-            for variant in measured
-            if self._has_wide_range(variant)
-            or self._work_range(variant)[0] / _NEAR <= work <= _NEAR * self._work_range(variant)[1]
-        ] or measured
-        most = max(usable, key=lambda variant: len(kernels[variant]), default=None)
-        enough = (one for one in usable if len(kernels[one]) >= _ENOUGH_POINTS)
-        return next(enough, most)
+        work, variants = sum(description.terms[1:]), (description.variant, *description.fallbacks)
+        for variant in variants:
+            if len(self._rows(variant)) >= _ENOUGH_POINTS and self._is_near(variant, work):
+                return variant
+        measured = [variant for variant in variants if self._rows(variant)]
+        near = [variant for variant in measured if self._is_near(variant, work)]
+        enough = [one for one in measured if len(self._rows(one)) >= _ENOUGH_POINTS]
+        if enough and not near:
+            return enough[0]
+        return max(near or measured, key=lambda variant: len(self._rows(variant)), default=None)
+
+    def _is_near(self, variant: Variant, work: float) -> bool:
+        """Whether a measured variant serves an amount of work."""
+        least, most = self._work_range(variant)
+        return self._has_wide_range(variant) or least / _NEAR <= work <= _NEAR * most
 
     def _work_range(self, variant: Variant) -> tuple[float, float]:
         """Smallest and largest work of a variant's kernels, as the sum of their terms."""
         if variant not in self._work_ranges:
-            rows = self._like(variant)[variant]
-            amounts = [sum(description.terms[1:]) for description, _ in rows]
+            amounts = [sum(description.terms[1:]) for description, _ in self._rows(variant)]
             self._work_ranges[variant] = min(amounts), max(amounts)
         return self._work_ranges[variant]
 
@@ -187,7 +187,7 @@ class KernelCostModel:
 
     def _points(self, variant: Variant) -> tuple[Array, Array, Array]:
         """Features (n, d), terms (n, q) and seconds (n,) of a variant's kernels."""
-        rows = self._like(variant)[variant]
+        rows = self._rows(variant)
         return *stacked([description for description, _ in rows]), np.array(
             [kernel.seconds for _, kernel in rows], dtype=float
         )
@@ -198,7 +198,7 @@ class KernelCostModel:
         The shortest kernel; without a wide range of work also a multiple of a usual call of the
         family.
         """
-        rows = self._like(variant)[variant]
+        rows = self._rows(variant)
         shortest_s = min(kernel.seconds for _, kernel in rows)
         if self._has_wide_range(variant):
             return shortest_s
@@ -208,11 +208,12 @@ class KernelCostModel:
         """Seconds of a usual call of a variant's family: median of the shortest kernels of its
         variants with a wide range of work.
         """
-        family = self._like(variant)[variant][0][1].family
-        kernels = self.kernels if family == EXACT else self._like(variant)
+        family = self._rows(variant)[0][1].family
         found = [
             min(kernel.seconds for _, kernel in rows)
-            for variant, rows in kernels.items()
+            for sort, kernels in self._sorts.items()
+            if any(kernel.family == family for kernel in kernels)
+            for variant, rows in self._described(sort).items()
             if rows[0][1].family == family and self._has_wide_range(variant)
         ]
         if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -92,7 +93,7 @@ def page_items(
         ("page release", released_s, range(-1, n_ops)),
     ):
         for (layer, phase), by_step in _by_layer(trace, seconds, owners).items():
-            usual_s = float(np.median(by_step))
+            usual_s = float(statistics.median(by_step))
             left[phase] += float(np.mean(by_step)) - usual_s
             if usual_s:
                 yield Item(layer, phase, usual_s, BOUND, source, what)

@@ -8,6 +8,7 @@ these times by the contention of the calibration.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -98,7 +99,7 @@ def optimizer_costs(trace: Trace, cost_model: KernelCostModel) -> OptimizerCosts
     calls = [cost.value for cost in machine.costs_of(OPTIMIZER_CALL, threads=threads)]
     call_s = machine.cost_value(
         OPTIMIZER_CALL, threads, 0.0, of=info.type, variant=info.implementation
-    ) or float(np.median(calls or [0.0]))
+    ) or statistics.median(calls or [0.0])
     call_s *= info.type != BY_HAND  # a loop of the program's own, and no call
     alike = [
         (cost.key.of, cost.key.at, cost.value)
@@ -107,7 +108,7 @@ def optimizer_costs(trace: Trace, cost_model: KernelCostModel) -> OptimizerCosts
     ]
     op_s = cost_model.cost_s("native_call")
     if alike:
-        op_s = float(np.median([seconds / max(ops, 1) for _, ops, seconds in alike]))
+        op_s = statistics.median(seconds / max(ops, 1) for _, ops, seconds in alike)
     own = [(ops, seconds) for kind, ops, seconds in alike if kind == info.type]
     if not own:
         source = "interpolated" if alike else "extrapolated"

@@ -64,7 +64,6 @@ class Session:
         try:
             import torch
 
-            from dlperf.runner.collectives import CollectiveRecorder
             from dlperf.runner.live_eta import LiveEta, StderrLine
             from dlperf.runner.watched_training import WatchPlan
             from dlperf.runner.watcher import Watcher
@@ -82,6 +81,8 @@ class Session:
             self.watcher = watcher
             watcher.install()
             if world.n_ranks > 1:
+                from dlperf.runner.collectives import CollectiveRecorder
+
                 self.recorder = CollectiveRecorder(watcher.clock, self._rendezvous.meet)
                 try:
                     self.recorder.install()

@@ -265,9 +265,11 @@ def find_machine(path: str | Path | None) -> Machine | None:
 
 
 def _find_cluster(path: str | Path | None) -> Cluster | None:
+    if path is None:
+        return None
     from dlperf.core.cluster import Cluster
 
-    return None if path is None else Cluster.load(path)
+    return Cluster.load(path)
 
 
 # -- in one's own code -----------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from frozen_networks import RECORDED_WITH, TARGETS, record
 from frozen_results import EXACT, check_data, without_host_facts
 
 import dlperf
+from dlperf.predictors.kernels.catalog import describe
+from dlperf.predictors.kernels.contractions import sort_of, sort_of_variant
 
 PREDICTORS = ("calibrated", "roofline", "gemm-table", "viebke-a", "viebke-b")
 THREADS = (1, 2)
@@ -71,3 +73,16 @@ def test_recordings(name: str, frozen_files: Path, tmp_path: Path) -> None:
     record(name, tmp_path / f"{name}.json")
     old, new = (dlperf.Trace.load(folder / f"{name}.json") for folder in (frozen_files, tmp_path))
     assert [(op.name, op.layer) for op in new.ops] == [(op.name, op.layer) for op in old.ops]
+
+
+def test_kernels_are_of_the_sort_of_their_variants(machine: dlperf.Machine) -> None:
+    sorts = set()
+    for kernel in machine.kernels:
+        description = describe(kernel.op, kernel.threads)
+        if description is not None:
+            sorts.add(sort := sort_of(kernel.op))
+            assert sort_of_variant(description.variant) == sort
+            for fallback in description.fallbacks:  # none serves another's operators
+                assert bool(sort_of_variant(fallback)) == bool(sort)
+    assert ("conv", "float32", "dense2d") in sorts
+    assert () in sorts

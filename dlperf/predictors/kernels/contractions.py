@@ -9,6 +9,7 @@ from dlperf.core.trace import Op, TensorSpec
 from dlperf.predictors.kernels.description import (
     KernelDescription,
     described,
+    ints,
     kernel_features,
     kernel_features_by_threads,
     log2,
@@ -102,15 +103,40 @@ def _is_channels_last(image: TensorSpec) -> bool:
     )
 
 
-CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
+_CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
 
 
-def is_convolution(variant: tuple[str, ...]) -> bool:
-    """Whether a variant is one of :data:`CONVOLUTIONS`; these and others never serve each other."""
-    return variant[0] in ("conv", "conv_weight", "conv_input")
+def sort_of(op: Op) -> tuple[str, ...]:
+    """What the variant of a convolution begins with: its pass, dtype and kind; () for other
+    operators, and for a backward with both passes.
+    """
+    if op.packet not in _CONVOLUTIONS:
+        return ()
+    backward, what = op.packet.endswith("backward"), "conv"
+    if backward:
+        of_input, *others = op.args[10] if isinstance(op.args[10], tuple) else (True,)
+        if of_input and any(others):
+            return ()
+        what = "conv_input" if of_input and not any(others) else "conv_weight"
+    image, weight, _, stride, _, _, transposed, _, groups = op.args[backward : 9 + backward]
+    c_out, c_in, *kernel = tensor(weight).shape
+    planar, n_groups = f"{max(len(kernel), 2)}d", math.prod(ints(groups))
+    if transposed:
+        kind = f"transposed{planar}"
+    elif n_groups > 1:
+        kind = f"depthwise{planar}" if c_in == 1 and c_out == n_groups else f"grouped{planar}"
+    else:
+        is_point = math.prod(kernel) == 1 and max(ints(stride)) == 1
+        kind = f"1x1 {planar}" if is_point else f"dense{planar}"
+    return what, tensor(image).dtype, kind
 
 
-@kernel_features_by_threads(*CONVOLUTIONS)
+def sort_of_variant(variant: tuple[str, ...]) -> tuple[str, ...]:
+    """The sort of all operators of a variant, as :func:`sort_of` gives it."""
+    return variant[:3] if variant[0] in ("conv", "conv_weight", "conv_input") else ()
+
+
+@kernel_features_by_threads(*_CONVOLUTIONS)
 def _convolution(op: Op, threads: int) -> KernelDescription | None:
     """A convolution, or a pass of its backward; a backward with both passes has no kernel model
     (:func:`dlperf.predictors.kernels.sub_kernels.sub_kernels`).
@@ -118,11 +144,10 @@ def _convolution(op: Op, threads: int) -> KernelDescription | None:
     A 1d convolution is a 2d one of height 1, as oneDNN computes it. A transposed one is described
     as the convolution that it is the gradient of.
     """
-    backward = op.packet.endswith("backward")
-    mask = op.args[10] if backward else ()
-    call = convolution_call(op)
-    if call is None or (isinstance(mask, tuple) and any(mask[1:]) and mask[0]):
+    call, sort = convolution_call(op), sort_of(op)
+    if call is None or not sort:
         return None
+    what, dtype, kind = sort
     image, weight, before, after = call.image, call.weight, call.before, call.after
     window, groups = call.convolution.window, call.convolution.groups
     c_in_g, c_out_g = call.convolution.c_in, call.convolution.c_out
@@ -131,13 +156,6 @@ def _convolution(op: Op, threads: int) -> KernelDescription | None:
         math.prod(sides) for sides in (window.kernel, after.shape[2:], before.shape[2:])
     )
     d = len(window.kernel)
-    planar = f"{max(d, 2)}d"
-    if call.transposed:
-        kind = f"transposed{planar}"
-    elif groups > 1:
-        kind = f"depthwise{planar}" if c_in_g == c_out_g == 1 else f"grouped{planar}"
-    else:
-        kind = f"1x1 {planar}" if window.is_point else f"dense{planar}"
     onednn = call.takes_onednn(threads)
     (way,) = call.ways or ("weight",)
     implementation = call.convolution.implementation(way) if onednn else "native"
@@ -191,9 +209,8 @@ def _convolution(op: Op, threads: int) -> KernelDescription | None:
         moved_out * (c_out % BLOCK != 0),
         n * groups * is_product,
     )
-    what = "conv" if not backward else "conv_weight" if way == "weight" else "conv_input"
-    variants = _variants(what, image.dtype, kind, implementation, _is_channels_last(image))
-    return described(variants, features, work)
+    variant, *others = _variants(what, dtype, kind, implementation, _is_channels_last(image))
+    return KernelDescription(variant, features, (1.0, *map(float, work)), tuple(others))
 
 
 @cache
@@ -214,7 +231,7 @@ def _variants(
     ]
     if planar == "3d":
         kinds.append((dtype, kind.replace("3d", "2d")))
-    return (
+    variants = (
         *((what, dtype, kind, name, "channels_last") for name in last),
         *((what, dtype, kind, name) for name in implementations),
         *((what, *one, name) for one in kinds for name in (implementation, "blocked")),
@@ -223,3 +240,4 @@ def _variants(
         (what, "float32", kind, "blocked"),
         (what, "float32", "dense2d", "blocked"),
     )
+    return tuple(dict.fromkeys(variants))

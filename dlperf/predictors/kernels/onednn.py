@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.predictors.kernels.description import ints, tensor
@@ -52,7 +51,7 @@ class Window:
     dilation: tuple[int, ...]
     image: tuple[int, ...]
 
-    @cached_property
+    @property
     def out(self) -> tuple[int, ...]:
         """Places that it takes (PyTorch's documented formula)."""
         return tuple(
@@ -62,7 +61,7 @@ class Window:
             )
         )
 
-    @cached_property
+    @property
     def taps(self) -> int:
         """Taps that lie inside the image, summed over all positions: kernels skip the others.
 
@@ -81,12 +80,12 @@ class Window:
         """Whether the kernel is a multiple of the stride along every axis."""
         return all(side % step == 0 for side, step in zip(self.kernel, self.stride))
 
-    @cached_property
+    @property
     def is_dilated(self) -> bool:
         """Whether any axis is."""
         return max(self.dilation) > 1
 
-    @cached_property
+    @property
     def is_strided(self) -> bool:
         """Whether any axis is."""
         return max(self.stride) > 1
