@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -20,6 +21,10 @@ from torch import nn
 from dlperf.core.clock import Clock, Samples
 from dlperf.core.costs import Cost, CostKey
 
+_SETTLE_S = 0.05
+"""Time in which gloo's thread lets go of the last collective's tensors, for which it needs Python's
+lock. A group that ends earlier, while this thread holds that lock, waits for ever.
+"""
 _FEW, _MANY = 8, 72
 _ELEMENTS = 4
 _LOOPBACK = {
@@ -53,6 +58,7 @@ def _group_of_one() -> Iterator[None]:
         stack.callback(os.environ.pop, "GLOO_SOCKET_IFNAME", None)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         stack.callback(dist.destroy_process_group)
+        stack.callback(time.sleep, _SETTLE_S)
         yield
 
 
