@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import mmap
 import os
 import sys
 import tempfile
@@ -53,13 +54,11 @@ def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
     newer version.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        data = _decode(path)
     except OSError as error:
         raise DlperfError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise DlperfError(f"{path}: is no {schema} file (not text)") from error
-    try:
-        data = _decode(text)
     except json.JSONDecodeError as error:
         raise DlperfError(
             f"{path}: is truncated or no JSON (line {error.lineno}: {error.msg}); make it again"
@@ -90,16 +89,23 @@ def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
     return data
 
 
-def _decode(text: str) -> Any:
-    """The data of a JSON text, fast; what msgspec refuses (NaN, or no JSON at all) is left to the
+def _decode(path: str | Path) -> Any:
+    """The data of a JSON file, fast; what msgspec refuses (NaN, or no JSON at all) is left to the
     standard library, which tells where.
+
+    The file is mapped: memory of its size that is freed would change what glibc's malloc does for
+    a script that runs in this process.
     """
     import msgspec  # here: the command line's help needs no file
 
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return json.loads(text)
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+        ):
+            return msgspec.json.decode(text)
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError):
+        return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def schema_of(path: str | Path) -> str | None:
