@@ -246,6 +246,7 @@ def test_ranks_measure_without_anything_that_predicts() -> None:
         "core",
         "core.errors",
         "core.files",
+        "core.garbage",
         "core.streams",
         "core.text",
         "core.version",
