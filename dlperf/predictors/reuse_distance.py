@@ -60,9 +60,8 @@ class ReuseDistances:
     """Reuse distances in a step that repeats.
 
     Per operand j of an op: op `operand_op`, `operand_bytes`, `operand_distance` in bytes (infinite
-    at the first use) since op `operand_touched` used the same memory, and whether the op writes it
-    without reading it (`operand_written`). What was never touched, or just now by the system,
-    counts as touched by the op itself.
+    at the first use) since op `operand_touched` used the same memory. What was never touched, or
+    just now by the system, counts as touched by the op itself.
 
     Per op: the reuse distance of its code is `code_distance` in bytes and `code_since` in relative
     code footprint (:func:`dlperf.core.code_footprint.code_since`), since op `code_ran` ran the same
@@ -77,7 +76,6 @@ class ReuseDistances:
     operand_bytes: npt.NDArray[np.float64]
     operand_distance: npt.NDArray[np.float64]
     operand_touched: npt.NDArray[np.int64]
-    operand_written: npt.NDArray[np.bool_]
     code_distance: tuple[float, ...]
     code_ran: tuple[int, ...]
     code_since: tuple[int, ...]
@@ -97,7 +95,7 @@ def reuse_distances(
     # The op, and the moment when it was done with all of its operands.
     last_touch: dict[int, tuple[int, int]] = {}
     last_run: dict[str, tuple[int, int]] = {}
-    operands: list[tuple[int, int, float, int, bool]] = []
+    operands: list[tuple[int, int, float, int]] = []
     code: list[tuple[float, int, int]] = []
     recent: list[str] = []  # operators and calls of phases, what ran last at the end
     phase = ""
@@ -107,7 +105,7 @@ def reuse_distances(
         for index, (op, reads) in enumerate(zip(trace.ops, read_by)):
             place = number * len(trace.ops) + index
             touched = [
-                (spec.storage, size, spec.storage, False)
+                (spec.storage, size, spec.storage)
                 for spec, size in reads
                 if spec.storage >= 0 and size
             ]
@@ -116,12 +114,12 @@ def reuse_distances(
                 if spec.storage >= 0 and spec.storage not in read and spec.numel:
                     held = trace.storages[spec.storage].born < 0 or spec in op.inputs
                     before = spec.storage if held else simulated.predecessor[spec.storage]
-                    touched.append((spec.storage, spec.nbytes, before, True))
-            for _, size, before, is_written in touched:
+                    touched.append((spec.storage, spec.nbytes, before))
+            for _, size, before in touched:
                 by, moment = last_touch.get(before, (place, None))
                 away = inf if moment is None else recency.since(moment)
                 # Pages fresh from the kernel were zeroed just now: they are in the cache.
-                operands.append((index, size, 0.0 if before < 0 else away, by, is_written))
+                operands.append((index, size, 0.0 if before < 0 else away, by))
             if op.phase != phase:
                 phase = op.phase
                 if phase in CALLED:
@@ -130,21 +128,18 @@ def reuse_distances(
             by, since = last_run.get(name, (place, recency.now))
             code.append((recency.since(since), by, code_since(name, recent)))
             _put_last(recent, op.packet)
-            for storage, size, before, _ in touched:
+            for storage, size, before in touched:
                 if before != storage:
                     recency.forget(before)
                 recency.touch(storage, size)
-            last_touch.update((storage, (place, recency.now)) for storage, *_ in touched)
+            last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
             last_run.update((brought, (place, recency.now)) for brought in codes_of(op.packet))
-    op_numbers, sizes, distances, touched_by, written = (
-        np.array(operands, dtype=float).reshape(-1, 5).T
-    )
+    op_numbers, sizes, distances, touched_by = np.array(operands, dtype=float).reshape(-1, 4).T
     return ReuseDistances(
         op_numbers.astype(np.int64),
         sizes,
         distances,
         touched_by.astype(np.int64),
-        written.astype(np.bool_),
         tuple(distance for distance, _, _ in code),
         tuple(by for _, by, _ in code),
         tuple(others for _, _, others in code),
