@@ -18,6 +18,7 @@ from dlperf.cli.inputs import (
     write_timeline,
 )
 from dlperf.cli.options import (
+    DEVICE,
     LOADER,
     MODEL,
     TARGET,
@@ -80,7 +81,7 @@ def predict(args: Namespace) -> Answer:
     from dlperf.report.step_pages import prediction_to_text
 
     check_predictors([args.predictor])
-    machine = load_machine(args)
+    machine = load_machine(args, devices=True)
     state = state_of(args.states, machine)
     point = None if args.point is None else Measurement.load(args.point)
     recorded = read_or_record(args, args.target)
@@ -186,7 +187,10 @@ COMMAND = Command(
             "--predictor",
             default="calibrated",
             metavar="NAME",
-            help="calibrated (default), roofline, gemm-table, viebke-a or viebke-b",
+            help=(
+                "calibrated (default), roofline, gemm-table, viebke-a or viebke-b; data-sheet is"
+                " that of devices"
+            ),
         ),
         option(
             "--point",
@@ -253,6 +257,7 @@ COMMAND = Command(
             "--accumulate", type=count, metavar="K", help="batches to one step of the optimizer (1)"
         ),
         TIMELINE,
+        DEVICE,
         *common(),
         *MODEL,
     ),

@@ -15,7 +15,7 @@ from dlperf.core.state import REFERENCE, State
 from dlperf.core.trace import Trace
 
 BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
-SOURCES = ("measured", "interpolated", "extrapolated", "unpriced")
+SOURCES = ("measured", "interpolated", "extrapolated", "data-sheet", "unpriced")
 PHASES = ("forward", "backward", "optimizer")
 """Phases that a row of a layer has; ``zero_grad`` comes before them and belongs to no layer."""
 

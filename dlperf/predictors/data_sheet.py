@@ -1,0 +1,206 @@
+"""The data-sheet predictor: time of a step on a device that was not calibrated.
+
+    t(step) = sum over ops of kernel
+
+A kernel that the machine file holds (``dlperf machine import``) has its measured time; one like it
+that of its kernel model; any other one that of the device's data sheet
+(:mod:`dlperf.predictors.device_kernels`). Kernels run one after another. The host is not priced: it
+runs ahead of the device, so Python and dispatch count only where they take longer than the device
+does. Views start no kernel. Operands come from the device's memory, as after a kernel that
+touched more than the caches hold. Errs low where the host is slower than the device, and high where
+operands are still in a cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Machine
+from dlperf.core.prediction import Item, Prices
+from dlperf.core.trace import Op, TensorSpec, Trace
+from dlperf.core.units import format_bytes
+from dlperf.core.variation import Z90
+from dlperf.ops import counts
+from dlperf.predictors.base import op_items, register
+from dlperf.predictors.device_kernels import sheet_of, sheet_s
+from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel, cost_model_of
+from dlperf.predictors.kernel_model import one_blas_thread
+from dlperf.predictors.kernels.description import stacked
+
+DATA_SHEET = "data-sheet"
+"""Name of the predictor, and the source of what stands on the data sheet alone."""
+_SPREAD = 0.3
+"""Standard deviation of ln t of a kernel by the data sheet: root mean square over some 8,000
+kernels of an NVIDIA A100 (tests/unit/kernel_tables has a sample). All kernels of a step are taken
+to err alike.
+"""
+_STEP_SPREAD = 0.1
+"""Standard deviation of ln t between a sum of kernels that are timed one by one and a step."""
+
+
+@register
+class DataSheetPredictor:
+    """Data-sheet predictor; see the module."""
+
+    name = DATA_SHEET
+
+    @one_blas_thread
+    def price(
+        self, trace: Trace, machine: Machine, threads: int, malloc: str = "default"
+    ) -> Prices:
+        """Priced items of a step. Raises DlperfError for a machine without a data sheet."""
+        if machine.data_sheet is None:
+            raise DlperfError(
+                f"{machine.path or 'machine'}: holds no data sheet; dlperf machine new makes a"
+                " machine from one, and the predictor calibrated takes this file"
+            )
+        cost_model = cost_model_of(machine, 1) if machine.kernels else None
+        unknown = frozenset(counts.unknown_ops(trace))
+        priced = _price_ops(trace, machine, threads, cost_model, unknown)
+        items = op_items(
+            trace,
+            [one.seconds for one in priced],
+            [one.bound for one in priced],
+            [one.source for one in priced],
+        )
+        peak_bytes = _peak_bytes(trace)
+        low, high = _interval(items, priced, cost_model)
+        return Prices(
+            tuple(items),
+            low_factor=low,
+            high_factor=high,
+            notes=_notes(machine, priced),
+            warnings=_warnings(machine, peak_bytes),
+            peak_memory_bytes=peak_bytes,
+        )
+
+
+class _Priced:
+    """Seconds of an op, what bounds it, where they are from, and its kernel by a model."""
+
+    __slots__ = ("bound", "kernel", "seconds", "source")
+
+    def __init__(
+        self, seconds: float, bound: str, source: str, kernel: PricedKernel | None = None
+    ) -> None:
+        self.seconds, self.bound, self.source, self.kernel = seconds, bound, source, kernel
+
+
+def _price_ops(
+    trace: Trace,
+    machine: Machine,
+    threads: int,
+    cost_model: KernelCostModel | None,
+    unknown: frozenset[int],
+) -> list[_Priced]:
+    """The price of every op of a trace."""
+    cores = machine.cpu.n_cores if sheet_of(machine).kind == "processor" else 1
+    part = min(1.0, threads / cores)
+    plain = [_without_bias(op) for op in trace.ops]
+    modelled: Sequence[PricedKernel | None] = (
+        [None] * len(plain)
+        if cost_model is None
+        else cost_model.modelled([_plain for _plain, _ in plain])
+    )
+    found = []
+    for index, (op, flops, n_bytes) in enumerate(zip(trace.ops, *counts.totals(trace))):
+        if counts.is_view(op) or (not flops and not n_bytes):
+            found.append(_Priced(0.0, "overhead", DATA_SHEET))
+            continue
+        seconds, bound = sheet_s(machine, op, flops, n_bytes, part)
+        alone, bias_bytes = plain[index]
+        exact, kernel = machine.exact(alone, 1), modelled[index]
+        bias_s = sheet_s(machine, replace(op, name="aten.add_.Tensor"), 0, bias_bytes)[0]
+        bias_s = bias_s if bias_bytes else 0.0
+        if exact is not None:
+            found.append(_Priced(exact.seconds + bias_s, bound, "measured"))
+        elif kernel is not None:
+            found.append(_Priced(kernel.seconds + bias_s, bound, kernel.source, kernel))
+        else:
+            source = "unpriced" if index in unknown else DATA_SHEET
+            found.append(_Priced(seconds, bound, source))
+    return found
+
+
+def _without_bias(op: Op) -> tuple[Op, int]:
+    """A convolution without its bias, which a kernel of its own adds on an accelerator, and the
+    bytes that this one moves; any other operator and 0.
+    """
+    if op.packet != "aten.convolution" or not isinstance(op.args[2], TensorSpec):
+        return op, 0
+    moved = 2 * sum(spec.nbytes for spec in op.outputs)
+    return replace(op, args=(*op.args[:2], None, *op.args[3:])), moved
+
+
+def _peak_bytes(trace: Trace) -> int | None:
+    """Bytes of the tensors of a step that live at once; None where the trace does not hold them."""
+    if not trace.storages:
+        return None
+    change = np.zeros(len(trace.ops) + 2)
+    for storage in trace.storages:
+        change[storage.born + 1] += storage.nbytes
+        if storage.dies is not None:
+            change[storage.dies + 1] -= storage.nbytes
+    return int(change.cumsum().max())
+
+
+def _interval(
+    items: list[Item], priced: Sequence[_Priced], cost_model: KernelCostModel | None
+) -> tuple[float, float]:
+    """Factors of the 90 % interval: what the data sheet prices errs as one, what kernel models
+    price by their covariance, and a step differs from the sum of its kernels.
+    """
+    total_s = math.fsum(item.seconds for item in items)
+    if total_s <= 0:
+        return 1.0, 1.0
+    by_sheet_s = math.fsum(one.seconds for one in priced if one.source in (DATA_SHEET, "unpriced"))
+    by_variant: dict[tuple[str, ...], list[_Priced]] = defaultdict(list)
+    for one in priced:
+        if one.kernel is not None:
+            by_variant[one.kernel.sub_kernels[0].variant].append(one)
+    variance = (_SPREAD * by_sheet_s / total_s) ** 2 + _STEP_SPREAD**2
+    for variant, members in by_variant.items():
+        assert cost_model is not None
+        seconds: dict[object, float] = defaultdict(float)
+        for one in members:
+            weight = 2.0 if one.source == "extrapolated" else 1.0
+            seconds[one.kernel.sub_kernels[0].description] += weight * one.seconds  # type: ignore[union-attr]
+        shares = np.array(list(seconds.values())) / total_s
+        model = cost_model.kernel_model(variant)
+        variance += float(shares @ model.covariance(*stacked(list(seconds))) @ shares)  # type: ignore[arg-type]
+    half = Z90 * math.sqrt(variance)
+    return math.exp(-half), math.exp(half)
+
+
+def _notes(machine: Machine, priced: Sequence[_Priced]) -> tuple[str, ...]:
+    sheet, kernels = sheet_of(machine), [one for one in priced if one.seconds]
+    n_known = sum(one.kernel is not None or one.source == "measured" for one in kernels)
+    what = "imported kernels and the data sheet" if n_known else "the data sheet"
+    notes = [
+        f"predicted from {what} of {machine.cpu.model}, not from a calibration:"
+        f" {n_known:,} of {len(kernels):,} kernels stand on imported ones"
+    ]
+    if sheet.kind == "accelerator":
+        notes.append(
+            "the host is not priced: where Python and dispatch take longer than the device, the"
+            " step takes as long as they do"
+        )
+        if not sheet.launch_s:
+            notes.append(f"no published launch time of {machine.cpu.model}: short kernels err low")
+    return tuple(notes)
+
+
+def _warnings(machine: Machine, peak_bytes: int | None) -> tuple[str, ...]:
+    memory = machine.cpu.memory_bytes
+    if not memory or peak_bytes is None or peak_bytes <= memory:
+        return ()
+    return (
+        f"the step's tensors take {format_bytes(peak_bytes)}, {machine.cpu.model} has"
+        f" {format_bytes(memory)}",
+    )
