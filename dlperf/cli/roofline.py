@@ -68,7 +68,12 @@ COMMAND = Command(
             help="text, md, html, csv, json (default: text; with -o all of them)",
         ),
         output("folder to write the tables and the plot to", "DIR"),
-        *common(threads=False, batch_size=False),
+        option(
+            "--machine",
+            metavar="FILE",
+            help="machine whose roofs count (default: the roofs that the profile has, if any)",
+        ),
+        *(one for one in common(threads=False, batch_size=False) if "--machine" not in one.flags),
     ),
     work=roofline,
     folder_answer="table",

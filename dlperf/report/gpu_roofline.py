@@ -94,7 +94,7 @@ class GpuRoofline(Displayed, by="dlperf.report.gpu_roofline"):
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
-            "dlperf": VERSION,
+            "versions": {"dlperf": VERSION},
             "file": self.profile.file,
             "device": self.profile.device or None,
             "compute_capability": self.profile.capability,
