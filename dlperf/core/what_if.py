@@ -50,15 +50,16 @@ class MachineFactors:
             )
         known = [field.name for field in fields(cls)]
         for name, factor in factors.items():
+            shown = f"{factor:g}" if isinstance(factor, float) else str(factor)
             if name not in known:
                 raise DlperfError(
-                    f"--what-if {name}={factor!s:.20}: {name!r} is unknown; known are"
+                    f"--what-if {name}={shown:.20}: {name!r} is unknown; known are"
                     f" {', '.join(known)}"
                 )
             is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
             if not is_number or not 1.0 / MOST <= factor <= MOST:
                 raise DlperfError(
-                    f"--what-if {name}={factor!s:.20}: the factor must be finite and above 0"
+                    f"--what-if {name}={shown:.20}: the factor must be finite and above 0"
                     f" ({1 / MOST:g} to {MOST:g}); 2 is twice as much"
                 )
         return cls(**{name: float(factor) for name, factor in factors.items()})

@@ -73,8 +73,8 @@ def resources_of(
     whole = np.where(analysis.working_bytes > 0, -1, caches.level_numbers(analysis.n_bytes))
     needs_s = [compute_s]
     for level in _SHARED:
-        passed = np.bincount(op, analysis.operand_bytes * (crossed >= level), minlength=n)
-        passed = passed + analysis.n_bytes * (whole >= level)  # whose operands are unknown
+        passed = analysis.n_bytes * (whole >= level)  # of ops whose operands are unknown
+        passed += np.bincount(op, analysis.operand_bytes * (crossed >= level), minlength=n)
         needs_s.append(passed / rates[level])
 
     by_time = np.where(total_s > 0, total_s, 1.0)[:, None]

@@ -81,7 +81,7 @@ def test_the_text_names_the_factors(dlperf: Callable, machine_file: Path) -> Non
     [
         ("speed=2", "'speed' is unknown; known are flops, memory_bandwidth, l3_bandwidth"),
         ("link_bandwidth=2", "'link_bandwidth' is unknown"),
-        ("flops=0", "flops=0.0: the factor must be finite and above 0"),
+        ("flops=0", "flops=0: the factor must be finite and above 0"),
         ("flops=-1", "flops=-1"),
         ("flops=nan", "flops=nan"),
         ("flops=1e999", "flops=inf"),

@@ -43,7 +43,7 @@ def test_factors_are_slowdowns_of_a_state() -> None:
     [
         ({"speed": 2.0}, f"'speed' is unknown; known are {', '.join(NAMES)}$"),
         ({"link_bandwidth": 2.0}, "'link_bandwidth' is unknown"),
-        ({"flops": 0.0}, "flops=0.0: the factor must be finite and above 0"),
+        ({"flops": 0.0}, "flops=0: the factor must be finite and above 0"),
         ({"flops": -1}, "flops=-1"),
         ({"overhead": math.nan}, "overhead=nan: the factor must be finite"),
         ({"overhead": math.inf}, "overhead=inf"),
