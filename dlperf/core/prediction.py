@@ -63,14 +63,13 @@ class Prices:
         The interval contains the 5th to 95th percentile of the step in the `others`, and the step
         under both extreme assumptions on how resources overlap.
         """
+        if state == REFERENCE and not others:
+            return self
         times = ItemTimes(self.items)
         now_s = float(times.seconds(state).sum())
-        if state == REFERENCE:
-            moved = self
-        else:
-            moved = replace(self, items=times.moved(state))
+        moved = self if state == REFERENCE else replace(self, items=times.moved(state))
         low, high = self.low_factor, self.high_factor
-        if low is None or high is None or not now_s or (state == REFERENCE and not others):
+        if low is None or high is None or not now_s:
             return moved
         steps = [float(times.seconds(other).sum()) / now_s for other in others] or [1.0]
         fastest, slowest = (quantile(steps, fraction) for fraction in (0.05, 0.95))
