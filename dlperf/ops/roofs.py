@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from dlperf.core.costs import ARITHMETIC
 from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Machine
+from dlperf.core.state import State
 from dlperf.ops import counts
 
 LEVELS = ("L1", "L2", "L3", "DRAM")
@@ -65,6 +66,23 @@ class Roofs:
         return next(
             (c for c in self.ceilings if c.dtype == dtype),
             self.ceilings[0] if self.ceilings else None,
+        )
+
+    def at_state(self, state: State) -> Roofs:
+        """The roofs at a state of the machine, relative to the one that they were measured in."""
+        return Roofs(
+            tuple(
+                replace(roof, bytes_per_s=roof.bytes_per_s / state.factor(roof.level))
+                for roof in self.bandwidths
+            ),
+            tuple(
+                replace(
+                    one,
+                    fma_flops_per_s=one.fma_flops_per_s / state.core,
+                    other_flops_per_s=one.other_flops_per_s / state.core,
+                )
+                for one in self.ceilings
+            ),
         )
 
 

@@ -10,6 +10,7 @@ from dlperf.core.prediction import PredictedStep, Step
 from dlperf.core.state import REFERENCE
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
+from dlperf.core.what_if import describe
 from dlperf.forecast.epoch import Epoch
 from dlperf.forecast.prediction import Prediction
 from dlperf.report.document import (
@@ -307,7 +308,9 @@ def prediction_page(
         prediction.machine.cpu.model,
         f", predictor {prediction.predictor}",
     )
-    state = state_sentence(prediction)
+    told = tuple(
+        line for line in (state_sentence(prediction), describe(prediction.what_if.changed)) if line
+    )
     remarks = (
         *coverage_remarks(prediction),
         *(f"warning: {w}" for w in prediction.warnings),
@@ -317,7 +320,7 @@ def prediction_page(
     )
     page: list[Block] = [
         Heading(title, 1),
-        *([Paragraph((state,))] if state else []),
+        *([Paragraph(told)] if told else []),
         marked_table(layer_columns(lines, phases_of(trace.inference), measured=False), lines),
         *_folding_note(lines),
         Facts(tuple(_step_facts(prediction, epoch).items())),
