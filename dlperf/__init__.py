@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dlperf.core.measurement import Measurement
     from dlperf.core.trace import Trace
     from dlperf.forecast.prediction import Prediction, predict
+    from dlperf.predictors.allocator.caching import CachingAllocator
+    from dlperf.predictors.allocator.device_memory import device_memory
     from dlperf.profiler.step_profiler import measure
     from dlperf.recorder.recording import record
     from dlperf.report.comparison import Report, compare
@@ -29,6 +31,8 @@ _HOME = {
     "Measurement": "dlperf.core.measurement",
     "Report": "dlperf.report.comparison",
     "DlperfError": "dlperf.core.errors",
+    "CachingAllocator": "dlperf.predictors.allocator.caching",
+    "device_memory": "dlperf.predictors.allocator.device_memory",
     "record": "dlperf.recorder.recording",
     "predict": "dlperf.forecast.prediction",
     "measure": "dlperf.profiler.step_profiler",
@@ -37,6 +41,7 @@ _HOME = {
 }
 
 __all__ = [
+    "CachingAllocator",
     "DlperfError",
     "Machine",
     "Measurement",
@@ -45,6 +50,7 @@ __all__ = [
     "Trace",
     "__version__",
     "compare",
+    "device_memory",
     "measure",
     "predict",
     "profile",

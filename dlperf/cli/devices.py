@@ -27,7 +27,9 @@ _SHEET_OPTIONS = (
 
 def check_new(args: Namespace) -> Problems:
     """Options that a data sheet cannot do without."""
-    needed = [name for name in ("name", "units", "flops", "memory_bandwidth") if not vars(args)[name]]
+    needed = [
+        name for name in ("name", "units", "flops", "memory_bandwidth") if not vars(args)[name]
+    ]
     missing = "" if args.device or not needed else f"--{needed[0].replace('_', '-')}"
     clocks = (args.base_clock, args.boost_clock)
     given = any(getattr(args, name) not in (None, False) for name in _SHEET_OPTIONS)
@@ -158,9 +160,7 @@ NEW = Command(
             metavar="float16=312T,...",
             help="peak of matrix units by dtype (also tf32), FLOP/s, without sparsity",
         ),
-        option(
-            "--memory-bandwidth", type=amount, metavar="1935G", help="of the memory, bytes/s"
-        ),
+        option("--memory-bandwidth", type=amount, metavar="1935G", help="of the memory, bytes/s"),
         option("--memory", type=amount, metavar="80G", help="bytes of memory"),
         option("--cache", type=amounts, metavar="L2=40Mi,...", help="bytes of L1 (a unit), L2, L3"),
         option(
@@ -172,7 +172,10 @@ NEW = Command(
         option("--base-clock", type=amount, metavar="1065M", help="clock that it sustains, Hz"),
         option("--boost-clock", type=amount, metavar="1410M", help="clock of the peaks, Hz"),
         option(
-            "--launch", type=positive, metavar="2.6e-6", help="seconds of an empty kernel in a stream"
+            "--launch",
+            type=positive,
+            metavar="2.6e-6",
+            help="seconds of an empty kernel in a stream",
         ),
         option(
             "--latency", type=positive, metavar="4e-7", help="seconds of a load from the memory"

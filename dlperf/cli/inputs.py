@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -261,9 +261,7 @@ def default_cache(name: str) -> Path:
     return default_path().parent / name
 
 
-def load_machine(
-    args: Namespace, path: str | Path | None = None, devices: bool = False
-) -> Machine:
+def load_machine(args: Namespace, path: str | Path | None = None, devices: bool = False) -> Machine:
     """The named machine file or device of the shelf, or this machine's file.
 
     Raises DlperfError naming the command that makes it, and for a device of a data sheet unless
@@ -299,12 +297,13 @@ def predict_here(
     malloc: str = "default",
     point: Measurement | None = None,
     state: State | None = None,
+    what_if: Mapping[str, float] | None = None,
 ) -> Prediction:
     """A prediction; what makes a kernel model impossible is named with its machine file."""
     from dlperf.forecast.prediction import predict as predict_trace
 
     with naming_unfit_kernels(machine):
-        return predict_trace(recorded, machine, threads, predictor, malloc, point, state)
+        return predict_trace(recorded, machine, threads, predictor, malloc, point, state, what_if)
 
 
 def predict_and_warn(
@@ -316,9 +315,10 @@ def predict_and_warn(
     point: Measurement | None = None,
     warn: Callable[[str], None] = warn,
     state: State | None = None,
+    what_if: Mapping[str, float] | None = None,
 ) -> Prediction:
     """A prediction; its warnings go to stderr, too."""
-    prediction = predict_here(recorded, machine, threads, predictor, malloc, point, state)
+    prediction = predict_here(recorded, machine, threads, predictor, malloc, point, state, what_if)
     for line in prediction.warnings:
         warn(line)
     if prediction.unpriced:

@@ -27,6 +27,7 @@ from dlperf.cli import (
     prediction,
     report,
     reproduction,
+    roofline,
     run,
     scaling,
     trace,
@@ -54,6 +55,7 @@ _COMMANDS = (
     tuning,
     scaling,
     run,
+    roofline,
     reproduction,
 )
 
@@ -147,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 args = parse(argv)
                 _check(args)
-                check_room(with_torch=args.command not in ("machine", "reproduce"))
+                check_room(with_torch=args.command not in ("machine", "reproduce", "roofline"))
                 status = _dispatch(args, interrupts.release)
             except SystemExit as stop:
                 if args is not None and args.command == "run":

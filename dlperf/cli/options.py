@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from dlperf.core.argument_types import count, loader, shape
+from dlperf.core.argument_types import count, factor, loader, shape
 
 if TYPE_CHECKING:
     from dlperf.cli.inputs import Answer
@@ -95,6 +95,19 @@ def option(*flags: str, exclusive: bool = False, **settings: Any) -> Option:
 def flag(name: str, text: str) -> Option:
     """An option without a value."""
     return option(name, action="store_true", help=text)
+
+
+def what_if(text: str) -> Option:
+    """Factors on resources."""
+    return option(
+        "--what-if",
+        type=factor,
+        metavar="NAME=FACTOR",
+        nargs="+",
+        action="extend",
+        default=[],
+        help=text,
+    )
 
 
 def output(text: str, metavar: str = "FILE") -> Option:

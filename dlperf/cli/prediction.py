@@ -29,12 +29,15 @@ from dlperf.cli.options import (
     flag,
     given,
     option,
+    what_if,
 )
 from dlperf.cli.states import STATE, state_of
 from dlperf.core.argument_types import count, count_or_none
+from dlperf.core.errors import refuse
 from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
+    from dlperf.core.machine import Machine
     from dlperf.core.state import State
     from dlperf.forecast.epoch import Epoch
     from dlperf.forecast.prediction import Prediction
@@ -78,18 +81,33 @@ def check(args: Namespace) -> Problems:
 def predict(args: Namespace) -> Answer:
     """Predict a step and an epoch."""
     from dlperf.core.measurement import Measurement
+    from dlperf.core.what_if import MachineFactors
     from dlperf.report.step_pages import prediction_to_text
 
     check_predictors([args.predictor])
+    factors = MachineFactors.of(dict(args.what_if))
     machine = load_machine(args, devices=True)
+    refuse(
+        (
+            machine.data_sheet is not None and args.workers,
+            "--workers share the cores of a measured machine; leave it out with a device",
+        )
+    )
     state = state_of(args.states, machine)
     point = None if args.point is None else Measurement.load(args.point)
     recorded = read_or_record(args, args.target)
     threads = 1 if args.workers else threads_for(args, machine)
     prediction = predict_and_warn(
-        recorded, machine, threads, args.predictor, args.malloc, point, state=state
+        recorded,
+        machine,
+        threads,
+        args.predictor,
+        args.malloc,
+        point,
+        state=state,
+        what_if=factors.changed,
     )
-    epoch = None if args.samples is None else _forecast_epoch(args, prediction, state)
+    epoch = None if args.samples is None else _forecast_epoch(args, prediction, machine, state)
     if args.workers:
         from dlperf.forecast.worker_processes import predict_co_run
 
@@ -99,7 +117,9 @@ def predict(args: Namespace) -> Answer:
     return Answer(prediction_to_text(prediction, epoch), data)
 
 
-def _forecast_epoch(args: Namespace, prediction: Prediction, state: State | None) -> Epoch:
+def _forecast_epoch(
+    args: Namespace, prediction: Prediction, machine: Machine, state: State | None
+) -> Epoch:
     """The forecast that the options ask for.
 
     The pass of an evaluation and a smaller last batch are steps of their own, recorded where there
@@ -121,12 +141,12 @@ def _forecast_epoch(args: Namespace, prediction: Prediction, state: State | None
     evaluation = last = None
     if not is_trace(args.target) and not evaluates_by_forward(args.predictor):
         if (args.val_samples or args.test_samples) and not recorded.inference:
-            evaluation = _predict_other(args, prediction, state, None, inference=True)
+            evaluation = _predict_other(args, prediction, machine, state, None, inference=True)
         share = math.ceil(args.samples / (args.workers or 1))  # the largest that a worker has
         size = last_batch_size(share, recorded.batch_size, drop_last)
         if size is not None:
             is_inference = recorded.inference
-            last = _predict_other(args, prediction, state, size, inference=is_inference)
+            last = _predict_other(args, prediction, machine, state, size, inference=is_inference)
     epoch = prediction.epoch(
         args.samples,
         args.epochs or 1,
@@ -159,6 +179,7 @@ def _forecast_epoch(args: Namespace, prediction: Prediction, state: State | None
 def _predict_other(
     args: Namespace,
     prediction: Prediction,
+    machine: Machine,
     state: State | None,
     batch_size: int | None,
     inference: bool,
@@ -170,11 +191,12 @@ def _predict_other(
     trace = recording.record_target(resolve(args, args.target, batch_size, inference=inference))
     return predictions.predict(
         trace,
-        prediction.machine,
+        machine,
         prediction.threads,
         prediction.predictor,
         prediction.malloc,
         state=state,
+        what_if=prediction.what_if.changed,
     )
 
 
@@ -207,6 +229,10 @@ COMMAND = Command(
             help=f"the process's allocator policy: {', '.join(MALLOCS)}",
         ),
         STATE,
+        what_if(
+            "flops, memory_bandwidth, l3_bandwidth: so many times as much; overhead, page_faults:"
+            " so many times the cost"
+        ),
         option(
             "--samples",
             type=count,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -26,6 +24,7 @@ from dlperf.cli.options import (
     given,
     option,
     output,
+    what_if,
 )
 from dlperf.core.argument_types import count, counts, positive
 from dlperf.core.errors import DlperfError
@@ -37,15 +36,6 @@ if TYPE_CHECKING:
     from dlperf.distributed.scaling import CommunicationReplay, Scaling
     from dlperf.distributed.scenario import WhatIf
     from dlperf.forecast.prediction import Prediction
-
-
-def _factor(text: str) -> tuple[str, float]:
-    """``link_bandwidth=2``: a name and a number."""
-    name, equals, number = text.partition("=")
-    with contextlib.suppress(ValueError):
-        if name and equals:
-            return name.strip(), float(number)
-    raise argparse.ArgumentTypeError(f"{text!r} is no NAME=FACTOR, such as link_bandwidth=2")
 
 
 _TARGET_OPTIONS = (
@@ -68,7 +58,7 @@ _TARGET_OPTIONS = (
 def check(args: Namespace) -> Problems:
     """Options that exclude one another."""
     replays, option = args.trace is not None, given(args, _TARGET_OPTIONS)
-    computing = sorted({"flops", "memory_bandwidth"} & dict(args.what_if).keys())
+    computing = [name for name, _ in args.what_if if not name.startswith("link_")]
     return (
         (
             not replays and args.target is None,
@@ -111,10 +101,10 @@ def scale(args: Namespace) -> Answer:
     from dlperf.distributed.scenario import WhatIf
     from dlperf.report.scaling_pages import scaling_to_text, write
 
-    what_if = WhatIf.of(dict(args.what_if))
+    factors = WhatIf.of(dict(args.what_if))
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     forecast = _forecast if args.trace is None else _replay
-    found = forecast(args, cluster, what_if)
+    found = forecast(args, cluster, factors)
     for note in found.notes:
         warn(note)
     write_folder(args, lambda to, force: write(found, to, force))
@@ -126,7 +116,7 @@ def scale(args: Namespace) -> Answer:
     return Answer(scaling_to_text(found), found.to_json())
 
 
-def _forecast(args: Namespace, cluster: Cluster | None, what_if: WhatIf) -> Scaling:
+def _forecast(args: Namespace, cluster: Cluster | None, factors: WhatIf) -> Scaling:
     """Forecast a target over numbers of ranks."""
     from dlperf.core.units import MIB
     from dlperf.distributed import scenario
@@ -149,7 +139,7 @@ def _forecast(args: Namespace, cluster: Cluster | None, what_if: WhatIf) -> Scal
         args.scaling or "weak",
         args.ranks_per_node or scenario.ranks_per_node_of(cluster, args.ranks),
         scenario.hosts_per_system_of(cluster),
-        what_if,
+        factors,
         options,
         args.samples,
     )
@@ -161,7 +151,7 @@ def _forecast(args: Namespace, cluster: Cluster | None, what_if: WhatIf) -> Scal
     return forecast(predict_at, cluster, asked)
 
 
-def _replay(args: Namespace, cluster: Cluster | None, what_if: WhatIf) -> CommunicationReplay:
+def _replay(args: Namespace, cluster: Cluster | None, factors: WhatIf) -> CommunicationReplay:
     """Replay a trace of communication over another cluster."""
     from dlperf.core.cluster import Cluster
     from dlperf.core.communication import Communication
@@ -171,7 +161,7 @@ def _replay(args: Namespace, cluster: Cluster | None, what_if: WhatIf) -> Commun
     trace = Communication.load(args.trace)
     recorded_on = None if args.recorded_on is None else Cluster.load(args.recorded_on)
     ranks = args.ranks or ()
-    return replay_communication(trace, cluster, recorded_on, ranks, args.ranks_per_node, what_if)
+    return replay_communication(trace, cluster, recorded_on, ranks, args.ranks_per_node, factors)
 
 
 def _trace_at(args: Namespace, recorded: Trace | None, size: int) -> Trace:
@@ -233,14 +223,9 @@ COMMAND = Command(
             choices=("weak", "strong"),
             help="--batch-size is each rank's (weak, default) or is divided (strong)",
         ),
-        option(
-            "--what-if",
-            type=_factor,
-            metavar="NAME=FACTOR",
-            nargs="+",
-            action="extend",
-            default=[],
-            help="flops, memory_bandwidth, link_bandwidth, link_latency: so many times as much",
+        what_if(
+            "flops, memory_bandwidth, l3_bandwidth, link_bandwidth: so many times as much;"
+            " overhead, page_faults, link_latency: so many times the cost"
         ),
         option(
             "--samples",

@@ -92,6 +92,15 @@ def seconds(text: str) -> float:
     return _number(text, float, _ABOVE_ZERO, "positive number of seconds")
 
 
+def factor(text: str) -> tuple[str, float]:
+    """``flops=2``: a name and a number."""
+    name, equals, number = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if name and equals:
+            return name.strip(), float(number)
+    raise argparse.ArgumentTypeError(f"{text!r} is no NAME=FACTOR, such as flops=2")
+
+
 def positive(text: str) -> float:
     """A positive, finite number."""
     return _number(text, float, _ABOVE_ZERO, "positive number")

@@ -11,6 +11,7 @@ from dlperf.core.conversion import Name, Seconds, Text
 
 Rate = Annotated[float, Meta(gt=0, le=1e24)]
 RateOrNone = Annotated[float, Meta(ge=0, le=1e24)]
+Capability = Annotated[float, Meta(ge=0, le=1000)]
 Part = Annotated[float, Meta(gt=0, le=1)]
 
 
@@ -34,6 +35,7 @@ class DataSheet:
     sustained_frac: Part = 1.0
     launch_s: Seconds = 0.0  #: Time of an empty kernel in a stream of kernels; 0 if unknown.
     dram_latency_s: Seconds = 0.0  #: Latency of a load from the memory; 0 if unknown.
+    compute_capability: Capability = 0.0  #: CUDA's compute capability; 0 without one.
     tf32: bool = False  #: Whether contractions in float32 use the matrix units' tf32.
     sources: dict[Name, Text] = field(default_factory=dict)  #: Where each value is from.
 

@@ -137,6 +137,7 @@ KINDS = {
     "dlperf.communication": "a trace of communication",
     "dlperf.timeline": "a timeline",
     "dlperf.state": "a state file",
+    "dlperf.kernel-roofline": "a roofline of kernels",
 }
 """What dlperf's files are, in words, by their schema."""
 

@@ -226,7 +226,7 @@ def _family_of(path: str | Path, header: list[str]) -> str:
             f"{path}: has the columns of {' and '.join(found)}; give each operator its own file"
         )
     twice = next((name for name in header if header.count(name) > 1), None)
-    if twice is not None:
+    if found and twice is not None:
         raise DlperfError(f"{path}: has two columns {shown(twice)}; leave one out")
     missing = [name for name in FAMILIES[found[0]][0] if name not in header] if found else []
     if missing:

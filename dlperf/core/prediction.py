@@ -10,36 +10,27 @@ from functools import cached_property
 from typing import TypeVar
 
 from dlperf.core.clock import quantile
+from dlperf.core.items import BOUNDS, SOURCES, Item, ItemTimes
 from dlperf.core.machine import Machine
 from dlperf.core.state import REFERENCE, State
 from dlperf.core.trace import Trace
+from dlperf.core.what_if import MachineFactors
 
-BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
-SOURCES = ("measured", "interpolated", "extrapolated", "data-sheet", "unpriced")
+__all__ = [
+    "BOUNDS",
+    "PHASES",
+    "SOURCES",
+    "Item",
+    "Predicted",
+    "PredictedStep",
+    "Prices",
+    "Step",
+]
+
 PHASES = ("forward", "backward", "optimizer")
 """Phases that a row of a layer has; ``zero_grad`` comes before them and belongs to no layer."""
 
 Predicted = TypeVar("Predicted", bound="PredictedStep")
-
-
-@dataclass(frozen=True)
-class Item:
-    """Time of one piece of a step.
-
-    `op` is the index of the op in the trace, -1 for no op (a module's call, the optimizer's
-    loop, page faults of ...). `what` names the piece in reports (``kernel``, ``dispatch``, ``module
-    call``, ``page faults``, ``optimizer loop``, ...). `share` is the fraction of the op that
-    belongs to the layer.
-    """
-
-    layer: str
-    phase: str
-    seconds: float
-    bound: str
-    source: str
-    what: str = "kernel"
-    op: int = -1
-    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -66,29 +57,28 @@ class Prices:
         return replace(self, items=tuple(map(change, self.items)))
 
     def at_state(self, state: State, others: Sequence[State] = ()) -> Prices:
-        """The price list of the reference state at another one: items move by what bounds them.
+        """The price list of the reference state at another one, as
+        :class:`dlperf.core.items.ItemTimes` moves items.
 
-        The interval contains the 5th to 95th percentile of the step in the `others`.
+        The interval contains the 5th to 95th percentile of the step in the `others`, and the step
+        under both extreme assumptions on how resources overlap.
         """
-        moved = self.map_items(
-            lambda item: replace(item, seconds=item.seconds * state.factor(item.bound))
-        )
-        by_bound: dict[str, float] = defaultdict(float)
-        for item in self.items:
-            by_bound[item.bound] += item.seconds
-
-        def total_s(at: State) -> float:
-            return math.fsum(seconds * at.factor(bound) for bound, seconds in by_bound.items())
-
-        low, high, now_s = self.low_factor, self.high_factor, total_s(state)
-        if low is None or high is None or not others or not now_s:
+        if state == REFERENCE and not others:
+            return self
+        times = ItemTimes(self.items)
+        now_s = float(times.seconds(state).sum())
+        moved = self if state == REFERENCE else replace(self, items=times.moved(state))
+        low, high = self.low_factor, self.high_factor
+        if low is None or high is None or not now_s:
             return moved
-        steps = [total_s(other) / now_s for other in others]
+        steps = [float(times.seconds(other).sum()) / now_s for other in others] or [1.0]
         fastest, slowest = (quantile(steps, fraction) for fraction in (0.05, 0.95))
+        extremes = [seconds / now_s for seconds in times.extremes(state)]
+        faster, slower = min(0.0, min(extremes) - 1.0), max(0.0, max(extremes) - 1.0)
         return replace(
             moved,
-            low_factor=max(0.05, 1.0 - math.hypot(1.0 - low, min(0.0, fastest - 1.0))),
-            high_factor=1.0 + math.hypot(high - 1.0, max(0.0, slowest - 1.0)),
+            low_factor=max(0.05, 1.0 - math.hypot(1.0 - low, min(0.0, fastest - 1.0), faster)),
+            high_factor=1.0 + math.hypot(high - 1.0, max(0.0, slowest - 1.0), slower),
         )
 
 
@@ -114,7 +104,8 @@ class PredictedStep:
     """Prices of a trace on a machine, by a predictor.
 
     `malloc` is the allocator policy, `workers` the number of processes that run such a step at
-    once. `is_cross_machine`: the machine file describes another machine. `state` is the machine's.
+    once. `is_cross_machine`: the machine file describes another machine. `state` is the machine's,
+    `what_if` are factors on its resources.
     """
 
     trace: Trace
@@ -127,6 +118,7 @@ class PredictedStep:
     workers: int = 1
     is_cross_machine: bool = False
     state: State = REFERENCE
+    what_if: MachineFactors = MachineFactors()
 
     @cached_property
     def step(self) -> Step:
@@ -181,6 +173,14 @@ class PredictedStep:
             item.seconds for item in self.prices.items if item.source == "unpriced"
         )
         return 1.0 - unpriced / total if total else 1.0
+
+    def under(self: Predicted, factors: MachineFactors) -> Predicted:
+        """The same prediction with factors on the machine's resources."""
+        if not factors.changed:
+            return self
+        prices = self.prices.at_state(factors.state)
+        machine = factors.of_machine(self.machine)
+        return replace(self, prices=prices, machine=machine, what_if=factors)
 
     def cross_machine(self: Predicted) -> Predicted:
         """The same prediction for a machine or torch other than the machine file's.

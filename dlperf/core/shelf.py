@@ -41,6 +41,7 @@ def _nvidia(sheet: str, architecture: str, clocks: str, bench: str, launch: str)
         "sustained_frac": clocks,
         "dram_latency_s": f"{_GPU_BENCHES}: {bench}",
         "launch_s": launch,
+        "compute_capability": "NVIDIA, developer.nvidia.com/cuda-gpus",
     }
     return {name: source for name, source in found.items() if source}
 
@@ -49,6 +50,7 @@ _A100_MICRO = {
     "caches_bytes_per_s": (0.0, 5.43e12, 0.0),
     "dram_latency_s": 404e-9,
     "launch_s": 2.6e-6,
+    "compute_capability": 8.0,
 }
 _A100_BENCH = "gpu-l2-cache/a100_80.txt, cuda-latency/a100_80.txt (570 cycles of 1.41 GHz)"
 _A100_LAUNCH = f"{_GPU_BENCHES}: gpu-small-kernels/a100_80.txt (64 KiB at 25 GB/s)"
@@ -67,6 +69,7 @@ _SHELF: dict[str, tuple[Cpu, DataSheet]] = {
             (13.7e12, 2.54e12, 0.0),
             sustained_frac=1245 / 1380,
             dram_latency_s=316e-9,
+            compute_capability=7.0,
             sources=_nvidia(
                 _V100,
                 _VOLTA,
@@ -122,6 +125,7 @@ _SHELF: dict[str, tuple[Cpu, DataSheet]] = {
             (0.0, 7.0e12, 0.0),
             dram_latency_s=375e-9,
             launch_s=2.5e-6,
+            compute_capability=9.0,
             sources=_nvidia(
                 _H100,
                 _HOPPER,

@@ -7,7 +7,7 @@ import io
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -95,6 +95,22 @@ def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     writer.writerow(map(_safe_cell, columns))
     writer.writerows([_safe_cell(row.get(column)) for column in columns] for row in rows)
     return out.getvalue()
+
+
+def csv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV text, each with the number of its last line, from 1.
+
+    Raises ValueError where quotation marks do not match: the text was cut or damaged there.
+
+    >>> list(csv_rows('a,"b, c"\\nd,e\\n'))
+    [(1, ['a', 'b, c']), (2, ['d', 'e'])]
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from error
 
 
 def frame_to_csv(frame: pd.DataFrame, float_format: str | None = None) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,6 @@ from dlperf.models.arguments import AMOUNT, Checked, Quantity, Reals, count
 from dlperf.models.backends import LinkParameters
 from dlperf.models.point_to_point import postal_s
 
-FACTORS = ("flops", "memory_bandwidth", "link_bandwidth", "link_latency")
 _SHORTEST_BYTES = 4
 UNMEASURED = ("reduce", "gather", "scatter", "all_to_all", "barrier")
 """Collectives that no cluster file holds measurements of."""
@@ -44,8 +43,7 @@ class LinkFactors(Checked):
     @property
     def changed(self) -> dict[str, float]:
         """The factors that are not 1, by name."""
-        factors = {name: getattr(self, name, 1.0) for name in FACTORS}
-        return {name: factor for name, factor in factors.items() if factor != 1.0}
+        return {name: factor for name, factor in asdict(self).items() if factor != 1.0}
 
     def times(self, other: LinkFactors) -> LinkFactors:
         """The products of both factors.

@@ -136,7 +136,8 @@ class _Forecast:
         self.cluster, self.question = cluster, question
         self.notes: list[str] = []
         self.alone = {
-            size: question.what_if.apply(predict_at(size)) for size in question.recorded_sizes()
+            size: predict_at(size).under(question.what_if.machine)
+            for size in question.recorded_sizes()
         }
         self.any = self.alone[max(self.alone)]
         self.network = _Network(self.any, question.options)

@@ -5,87 +5,22 @@ machine and its links.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
-from dlperf.core.prediction import Item
-from dlperf.distributed.collective_times import FACTORS, LinkFactors
-from dlperf.forecast.prediction import Prediction
+from dlperf.core.what_if import MachineFactors
+from dlperf.distributed.collective_times import LinkFactors
 from dlperf.models.arguments import count
 from dlperf.models.buckets import ReducerOptions
-from dlperf.predictors.kernel_cost_model import cost_model_of
 
 MOST_RECORDINGS = 5
-_MEMORY = ("DRAM",)
-_COMPUTING = ("compute", "L1", "L2")
 
 
 @dataclass(frozen=True)
-class WhatIf(LinkFactors):
-    """Factors on links, on arithmetic (with the core's caches, which share its clock) and on memory
-    bandwidth.
-    """
-
-    flops: float = 1.0
-    memory_bandwidth: float = 1.0
-
-    @classmethod
-    def of(cls, factors: Mapping[str, float]) -> WhatIf:
-        """The factors by name. Raises DlperfError for an unknown name, and for a factor that is not
-        finite and positive.
-        """
-        for name, factor in factors.items():
-            if name not in FACTORS:
-                raise DlperfError(
-                    f"--what-if {name}={factor:g}: {name!r} is unknown; known are"
-                    f" {', '.join(FACTORS)}"
-                )
-            if not 0 < factor < math.inf:
-                raise DlperfError(
-                    f"--what-if {name}={factor:g}: the factor must be finite and above 0; 2 is"
-                    " twice as much"
-                )
-        return cls(**factors)
-
-    def apply(self, prediction: Prediction) -> Prediction:
-        """The prediction with other arithmetic and memory.
-
-        Items that compute take 1/flops of their time, those that DRAM bounds 1/memory_bandwidth.
-        The other resource is a lower bound: the bytes of an operation at DRAM's bandwidth where
-        they exceed the caches, its FLOPs at the measured peak. Framework overhead does not change.
-        """
-        if self.flops == self.memory_bandwidth == 1.0:
-            return prediction
-        cost_model = cost_model_of(prediction.machine, prediction.threads)
-        peak = max(cost_model.peak_flops_per_s.values(), default=math.inf)
-        cache_bytes = max(prediction.machine.cpu.caches_bytes)
-        rate = cost_model.caches.bytes_per_s["DRAM"]
-        items = tuple(
-            self._changed(
-                item, float(flops) / peak, float(n_bytes) / rate if n_bytes > cache_bytes else 0.0
-            )
-            for item, flops, n_bytes in zip(
-                prediction.prices.items, prediction.ops["flops"], prediction.ops["bytes"]
-            )
-        )
-        note = "what if: " + ", ".join(
-            f"{name} x {factor:g}" for name, factor in self.changed.items()
-        )
-        return replace(
-            prediction,
-            prices=replace(prediction.prices, items=items, notes=(*prediction.prices.notes, note)),
-        )
-
-    def _changed(self, item: Item, compute_s: float, memory_s: float) -> Item:
-        own, other, other_s = self.flops, self.memory_bandwidth, memory_s
-        if item.bound in _MEMORY:
-            own, other, other_s = other, own, compute_s
-        elif item.bound not in _COMPUTING:
-            return item
-        seconds = max(item.seconds / own, min(item.seconds, other_s) / other)
-        return replace(item, seconds=seconds)
+class WhatIf(LinkFactors, MachineFactors):
+    """Factors on links and on the machine."""
 
 
 @dataclass(frozen=True)

@@ -98,17 +98,18 @@ def accumulation_s(prediction: PredictedStep) -> float:
     """Overhead of a backward that adds to gradients instead of putting them in place, in
     seconds.
     """
-    machine = prediction.machine
+    machine, what_if = prediction.machine, prediction.what_if.state
     model = cost_model_of(machine, prediction.threads)
     seconds = 0.0
     for spec in parameters_of(prediction):
         priced = model.kernel_s(Op("aten.add_.Tensor", (spec, spec)))
+        n_bytes = 3 * spec.nbytes  # two gradients read, one written
+        level = machine.level_of(n_bytes)
         if priced is not None:
-            seconds += priced[0]
+            seconds += what_if.factor(level) * priced[0]
         else:
-            n_bytes = 3 * spec.nbytes  # two gradients read, one written
-            rate = model.caches.bytes_per_s[machine.level_of(n_bytes)]
-            seconds += n_bytes / rate + model.cost_s("native_call")
+            seconds += what_if.factor(level) * n_bytes / model.caches.bytes_per_s[level]
+            seconds += what_if.interpreter * model.cost_s("native_call")
     return machine.contention_slowdown(prediction.threads) * seconds
 
 
@@ -127,6 +128,7 @@ def first_step_s(prediction: PredictedStep) -> float | None:
     own_bytes = sum(footprint.n_bytes for footprint in machine.footprints)
     touched_bytes = max(0, (prediction.step.peak_memory_bytes or 0) - own_bytes)
     fault_s = machine.contention_slowdown(threads) * machine.cost_value("page_fault", threads, 0.0)
+    fault_s *= prediction.what_if.page_faults
     return (
         _cost_s(prediction, "first_step")
         + n_convolutions * _cost_s(prediction, "first_convolution")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from dlperf.core.prediction import PHASES, PredictedStep
 from dlperf.core.state import State
 from dlperf.core.trace import LOSS, Trace
 from dlperf.core.units import format_seconds
+from dlperf.core.what_if import MachineFactors
 from dlperf.forecast.epoch import Epoch, forecast
 from dlperf.forecast.loop import Loop
 from dlperf.forecast.worker_processes import (
@@ -113,6 +115,7 @@ def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
         if name not in ("default", prediction.malloc):
             prices = price(prediction.trace, prediction.machine, prediction.threads, name)
             alone = replace(prediction, prices=prices.at_state(prediction.state), workers=1)
+            alone = replace(alone, prices=alone.prices.at_state(prediction.what_if.state))
             other = predict_co_run(alone, prediction.workers).step.total_s
             if other is not None and other < step_s:
                 found.append(AllocatorRecommendation(name, policy.settings, step_s - other))
@@ -202,7 +205,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
     @cached_property
     def roofs(self) -> measured_roofs.Roofs:
         """Measured roofs: bandwidth by memory level, peak arithmetic by precision."""
-        return measured_roofs.roofs_of(self.machine, self.threads)
+        return measured_roofs.roofs_of(self.machine, self.threads).at_state(self.what_if.state)
 
     @cached_property
     def layer_traffic(self) -> tuple[LayerTraffic, ...]:
@@ -297,6 +300,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
             "malloc": self.malloc,
             "workers": self.workers,
             "state": asdict(self.state),
+            "what_if": self.what_if.changed,
             "step": asdict(self.step),
             "layers": [
                 {name: None if value != value else value for name, value in row.items()}
@@ -335,6 +339,7 @@ def predict(
     malloc: str = "default",
     point: Measurement | None = None,
     state: State | None = None,
+    what_if: Mapping[str, float] | None = None,
 ) -> Prediction:
     """Predict a recorded step on a measured machine without running it.
 
@@ -343,13 +348,16 @@ def predict(
     :data:`dlperf.predictors.allocator.simulation.POLICIES`. `point` is a measurement of the network
     for the predictors that need one (``viebke-a``, ``viebke-b``). `state` is the machine's
     (:data:`dlperf.core.state.REFERENCE`: that of its file); by default the median of the states
-    that the file contains, whose spread the interval then contains. For a machine file of another
-    machine or torch than this, all times are extrapolated and the interval is twice as wide; the
-    prediction's warnings say so, and what else makes the file doubtful. A device of a data sheet is
-    predicted by ``data-sheet`` where the predictor is ``calibrated``.
+    that the file contains, whose spread the interval then contains. `what_if` are factors on the
+    machine's resources by name (:class:`dlperf.core.what_if.MachineFactors`), such as
+    ``{"memory_bandwidth": 2}``; the interval is wider by what is unknown of their overlap. For a
+    machine file of another machine or torch than this, all times are extrapolated and the interval
+    is twice as wide; the prediction's warnings say so, and what else makes the file doubtful. A
+    device of a data sheet is predicted by ``data-sheet`` where the predictor is ``calibrated``.
 
     Raises DlperfError for an argument of another type, an unknown predictor or policy, threads
-    below 1, a machine file without what the predictor needs, or a point of another network.
+    below 1, a machine file without what the predictor needs, a point of another network, or a
+    what-if factor that is unknown or not positive.
     """
     for name, value, kind, way in (
         ("trace", trace, Trace, "dlperf.record makes one"),
@@ -358,6 +366,7 @@ def predict(
         ("malloc", malloc, str, f"one of {', '.join(POLICIES)}"),
     ):
         check_type("predict", name, value, kind, way)
+    factors = MachineFactors.of(what_if or {})
     if threads is None:
         threads = usual_threads(machine)
     check_count("threads", threads)
@@ -391,5 +400,5 @@ def predict(
         (*warnings, *prices.warnings),
         malloc,
         state=at,
-    )
+    ).under(factors)
     return prediction.cross_machine() if is_cross_machine(machine) else prediction

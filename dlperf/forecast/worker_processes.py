@@ -21,7 +21,6 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dlperf.core.clock import Samples
 from dlperf.core.co_run import PREPARATION, CoRun, operations_of
 from dlperf.core.costs import Cost
 from dlperf.core.errors import DlperfError
@@ -30,6 +29,7 @@ from dlperf.core.machine import Cpu, Machine
 from dlperf.core.prediction import Item, Predicted, PredictedStep
 from dlperf.core.trace import Trace
 from dlperf.core.variation import machine_log_sigma, waiting_s
+from dlperf.core.what_if import LOOP_COSTS, scaled
 from dlperf.forecast.epoch import Epoch, check_counts, forecast
 from dlperf.forecast.loop import Loop, parameters_of
 from dlperf.models.threads import (
@@ -46,8 +46,6 @@ _UNTRIED = (
     "loader workers and several training workers share the cores by equal parts; no measured run"
     " confirms that"
 )
-_LOOP_COSTS = ("loader_", "loop_")
-"""Prefixes of the costs of an epoch outside its steps."""
 
 
 def hardware_threads(cpu: Cpu) -> HardwareThreads:
@@ -169,10 +167,7 @@ def predict_co_run(prediction: Predicted, workers: int) -> Predicted:
         return replace(item, seconds=item.seconds * factor)
 
     def slowed_cost(cost: Cost) -> Cost:
-        if not cost.key.kind.startswith(_LOOP_COSTS):
-            return cost
-        values = tuple(python * value for value in cost.samples.values)
-        return replace(cost, samples=Samples(values, cost.samples.n_disturbed))
+        return scaled(cost, python) if cost.key.kind.startswith(LOOP_COSTS) else cost
 
     source = "its own operations" if own is not None else "its kinds of work"
     note = f"one of {workers} workers that run at once, with the measured slowdown of {source}"
@@ -275,11 +270,11 @@ def forecast_workers(
     averaged_s = waited_s = 0.0
     if workers > 1:
         parameter_bytes = sum(spec.nbytes for spec in parameters_of(training))
-        averaged_s = averaging_s(machine, parameter_bytes, workers)
+        averaged_s = training.what_if.state.dram * averaging_s(machine, parameter_bytes, workers)
         waited_s = waiting_s(
             min(workers, machine.cpu.n_cores), machine_log_sigma(machine, 1), one.epoch_s
         )
-    prepared_s = preparation_s(machine, workers)
+    prepared_s = training.what_if.overhead * preparation_s(machine, workers)
     again_s = averaged_s + waited_s
     notes = (*one.notes, _UNTRIED) if workers > 1 and loop.loader_workers else one.notes
     return replace(

@@ -61,13 +61,14 @@ RANGES = {
         other_instructions n_elements intra_latency_s intra_s_per_byte inter_latency_s
         inter_s_per_byte network_latency_s duration_s link_frac stolen_s delayed_s spared_s
         n_validation n_test n_test_passes forward_s backward_s preparation_s forward backward
-        preparation""".split(),
+        preparation n_add n_mul n_fma n_tensor n_sectors cycles flops_per_instruction""".split(),
         AMOUNT,
     ),
     **dict.fromkeys(
         """base_bytes_per_s injection_bytes_per_s peak_flops_per_s bytes_per_s memory_bytes_per_s
         network_bytes_per_s level_bytes_per_s fma_flops_per_s other_flops_per_s gemm_flops_per_s
-        intra_bytes_per_s inter_bytes_per_s compute_capability max_segment_bytes n_total""".split(),
+        intra_bytes_per_s inter_bytes_per_s compute_capability max_segment_bytes n_total
+        cycles_per_s""".split(),
         POSITIVE,
     ),
     **dict.fromkeys(

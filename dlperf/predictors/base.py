@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dlperf.core.errors import DlperfError
+from dlperf.core.items import Item, Shares
 from dlperf.core.machine import Machine
-from dlperf.core.prediction import Item, Prices
+from dlperf.core.prediction import Prices
 from dlperf.core.trace import Trace
 
 
@@ -40,7 +41,12 @@ def register(cls: type[Predictor]) -> type[Predictor]:
 
 
 def op_items(
-    trace: Trace, seconds: Sequence[float], bounds: Sequence[str], sources: Sequence[str]
+    trace: Trace,
+    seconds: Sequence[float],
+    bounds: Sequence[str],
+    sources: Sequence[str],
+    parts: Sequence[Shares] = (),
+    needs: Sequence[Shares] = (),
 ) -> list[Item]:
     """Items of a trace's ops, one for each layer that shares an op."""
     return [
@@ -52,6 +58,8 @@ def op_items(
             sources[index],
             op=index,
             share=share,
+            parts=parts[index] if parts else (),
+            needs=needs[index] if needs else (),
         )
         for index, op in enumerate(trace.ops)
         for layer, share in op.layer_shares

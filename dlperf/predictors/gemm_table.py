@@ -50,6 +50,12 @@ class GemmSize:
         return 2 * self.m * self.k * self.n
 
     @property
+    def moved_bytes(self) -> int:
+        """Bytes of the three matrices."""
+        n_elements = self.m * self.k + self.k * self.n + self.m * self.n
+        return ITEM_BYTES.get(self.dtype, 4) * n_elements
+
+    @property
     def sizes(self) -> tuple[int, int, int]:
         """(m, k, n)."""
         return self.m, self.k, self.n
@@ -144,7 +150,12 @@ class GemmTable:
                     f" {table.fallback} stands for it"
                 )
             seconds, bound = fully_connected_s(size, rate, bandwidth)
-            items.append(Item(op.layer, "forward", seconds, bound, source, op=index))
+            by_time = seconds or 1.0
+            needs = (
+                ("compute", size.flops / rate / by_time),
+                ("DRAM", size.moved_bytes / bandwidth / by_time),
+            )
+            items.append(Item(op.layer, "forward", seconds, bound, source, op=index, needs=needs))
         priced_layers = {item.layer for item in items} | set(unsupported)
         for index, op in enumerate(trace.ops):
             if op.phase == "forward" and op.layer not in priced_layers:
@@ -176,14 +187,8 @@ def fully_connected_s(
     """
     if not size.flops:
         return 0.0, "compute"
-    moved_bytes = ITEM_BYTES.get(size.dtype, 4) * (
-        size.m * size.k + size.k * size.n + size.m * size.n
-    )
-    rate = float(
-        parameterised_flops_per_s(
-            gemm_flops_per_s, operational_intensity(size.flops, moved_bytes), bytes_per_s
-        )
-    )
+    intensity = operational_intensity(size.flops, size.moved_bytes)
+    rate = float(parameterised_flops_per_s(gemm_flops_per_s, intensity, bytes_per_s))
     return size.flops / rate, "compute" if rate == gemm_flops_per_s else "DRAM"
 
 

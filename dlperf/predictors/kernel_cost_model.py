@@ -251,10 +251,7 @@ class KernelCostModel:
         """Modelled times of ops; None for an op without a model."""
         is_device = self.machine.data_sheet is not None
         return self.kernels_s(
-            [
-                tuple(map(self.describe, (op,) if is_device else sub_kernels(op)))
-                for op in ops
-            ]
+            [tuple(map(self.describe, (op,) if is_device else sub_kernels(op))) for op in ops]
         )
 
     def kernels_s(

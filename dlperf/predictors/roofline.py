@@ -54,11 +54,15 @@ class Roofline:
         ]
         peak = np.array([peaks.get(dtype, peaks[fallback]) for dtype in dtypes])
         compute_bound = (flops > 0) & (flops / peak >= n_bytes / bandwidth)
+        seconds = np.asarray(time_s(flops, n_bytes, peak, bandwidth))
+        by_time = np.where(seconds > 0, seconds, 1.0)
+        fracs = (flops / peak / by_time).tolist(), (n_bytes / bandwidth / by_time).tolist()
         items = op_items(
             trace,
-            np.asarray(time_s(flops, n_bytes, peak, bandwidth)).tolist(),
+            seconds.tolist(),
             np.where(compute_bound, "compute", "DRAM").tolist(),
             ["unpriced" if i in unknown else "interpolated" for i in range(len(trace.ops))],
+            needs=[(("compute", one), ("DRAM", other)) for one, other in zip(*fracs)],
         )
         missing = sorted(
             {

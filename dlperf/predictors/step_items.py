@@ -7,7 +7,6 @@ these times by the contention of the calibration.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from dlperf.core.machine import EXACT
 from dlperf.core.prediction import Item
 from dlperf.core.trace import BY_HAND, ITEM_BYTES, LOSS, Argument, Op, TensorSpec, Trace
 from dlperf.ops.fused import FUSED, fused_threads
-from dlperf.ops.roofs import LEVELS
 from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis
 from dlperf.predictors.base import op_items
@@ -28,12 +26,9 @@ from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel
 from dlperf.predictors.kernels.catalog import describe
 from dlperf.predictors.page_faults import cold_faults, page_items
+from dlperf.predictors.resources import Array, resources_of
 
 LEAST_KERNEL_S = 2e-7
-_SMALL_S = 1e-5
-"""Time above which an op counts as bound by its kernel, whatever fraction of the peak it has."""
-
-
 _TINY = 16
 _COMPILED_CALL = (("forward", 18, 2.0), ("backward", 5, 2.5))
 """Overhead of a call of a compiled module: guards, and the functions around its graphs. By phase,
@@ -163,7 +158,10 @@ class StepItems:
         self.begin_s = self.end_s - took_s
         self.overheads_s = [self._overhead_s(op, index) for index, op in enumerate(self.trace.ops)]
         """Overhead of each op's call."""
-        self.distances_s = self._distance_s()
+        self.operands_s = self._operand_s()
+        """Cache-miss penalty of each operand."""
+        missed_s = np.bincount(self.analysis.operand_op, self.operands_s, minlength=n)
+        self.distances_s: list[float] = missed_s.tolist()
         """Cache-miss penalties of each op's operands."""
 
     def items(self) -> tuple[list[Item], list[Item]]:
@@ -257,8 +255,8 @@ class StepItems:
             PAGE_BYTES * sum(self.analysis.allocator.faults),
         )
 
-    def _distance_s(self) -> list[float]:
-        """Cache-miss penalty of each op's operands, in seconds, above that of its working set."""
+    def _operand_s(self) -> Array:
+        """Cache-miss penalty of each operand, in seconds, above that of its op's working set."""
         analysis, n = self.analysis, len(self.trace.ops)
         untouched_s = np.maximum(
             self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0
@@ -278,29 +276,7 @@ class StepItems:
                 packet, analysis.operand_distance[which], untouched_s[which]
             )
             extra_s[which] += analysis.operand_bytes[which] * np.maximum(far - near, 0.0)
-        return np.bincount(analysis.operand_op, extra_s, minlength=n).tolist()  # type: ignore[no-any-return]
-
-    def _bounds(self, seconds: list[float]) -> list[str]:
-        """Bound of each op: overhead, a level of the memory, or compute."""
-        analysis, cost_model = self.analysis, self.cost_model
-        levels = cost_model.caches.level_numbers(np.maximum(analysis.n_bytes, analysis.farthest))
-        rates = np.array([self.caches.bytes_per_s[level] for level in LEVELS])
-        memory_s = analysis.n_bytes / rates[levels]
-        peaks = cost_model.peak_flops_per_s
-        highest = max(peaks.values(), default=math.inf)
-        compute_s = analysis.flops / np.array(
-            [
-                peaks.get(op.inputs[0].dtype, highest) if op.inputs else highest
-                for op in self.trace.ops
-            ]
-        )
-        total_s = np.array(seconds)
-        small = (np.maximum(memory_s, compute_s) < 0.25 * total_s) & (total_s < _SMALL_S)
-        moving = (memory_s >= 0.4 * total_s) & (memory_s >= compute_s)
-        return [
-            "overhead" if s else LEVELS[level] if m else "compute"
-            for s, m, level in zip(small, moving, levels)
-        ]
+        return extra_s
 
     def _kernels(self) -> list[Item]:
         """Items of the ops, one for each layer that shares an op."""
@@ -314,7 +290,15 @@ class StepItems:
                 roots_s = self.analysis.roots_of_zero.get(index, 0.0) * root_s
                 own_s = max(0.0, self.kernel_s[index] - self.optimizer.floor_s(op)) + roots_s
             seconds.append(own_s + self.distances_s[index])
-        return op_items(self.trace, seconds, self._bounds(seconds), self.source)
+        found = resources_of(
+            self.trace,
+            self.cost_model,
+            self.analysis,
+            seconds,
+            self.overheads_s,
+            self.operands_s,
+        )
+        return op_items(self.trace, seconds, found.bounds, self.source, found.parts, found.needs)
 
     def _call(
         self, layer: str, phase: str, seconds: float, what: str, source: str = "measured"

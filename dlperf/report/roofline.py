@@ -48,9 +48,14 @@ ALWAYS_DRAWN = ("float32", "bfloat16")
 """Precisions whose roof is drawn wherever it was measured; those that the step computes in are too.
 """
 _LEGEND_ROWS, _PANEL_LEGEND_ROWS = 26, 4
-_STYLES = {"L1": (0, (1, 1.2)), "L2": (0, (4, 1.5, 1, 1.5)), "L3": (0, (6, 2)), "DRAM": "solid"}
-_COLORS = {"L1": VERMILLION, "L2": BLUE, "L3": GREEN, "DRAM": ACTUAL_COLOR}
-_SIZES = {"L1": 11.0, "L2": 8.2, "L3": 5.6, "DRAM": 3.2}
+LEVEL_STYLES = {
+    "L1": (0, (1, 1.2)),
+    "L2": (0, (4, 1.5, 1, 1.5)),
+    "L3": (0, (6, 2)),
+    "DRAM": "solid",
+}
+LEVEL_COLORS = {"L1": VERMILLION, "L2": BLUE, "L3": GREEN, "DRAM": ACTUAL_COLOR}
+LEVEL_SIZES = {"L1": 11.0, "L2": 8.2, "L3": 5.6, "DRAM": 3.2}
 """Smaller outwards, so that levels that move the same bytes show as rings."""
 
 
@@ -68,7 +73,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Line:
     """A horizontal roof: its height, its text, how it is drawn."""
 
     flops_per_s: float
@@ -132,13 +137,13 @@ def roofline_figure(report: StepComparison) -> Figure | None:
     points = [point for point in every_point if point.layer in shown]
     numbers = _numbered(row.layer for row in report.rows[0] if row.layer in shown)
     lines = [
-        _Line(c.fma_flops_per_s, f"{c.dtype} {format_si(c.fma_flops_per_s, 'FLOP/s')}", width=width)
+        Line(c.fma_flops_per_s, f"{c.dtype} {format_si(c.fma_flops_per_s, 'FLOP/s')}", width=width)
         for c, width in zip(roofs.ceilings, (1.8, *[1.0] * len(roofs.ceilings)))
     ]
     n_columns = -(-(len(numbers) + 6) // _LEGEND_ROWS)
     figure = new_figure(8.2 + 1.8 * n_columns, 6.0)
     ax = figure.subplots()
-    handles = _draw_roofs(ax, points, roofs, lines, (4, 6, 2, 2.5))
+    handles = draw_roofs(ax, points, roofs, lines, (4, 6, 2, 2.5))
     indices = [(point.intensities["operands"], point.flops_per_s) for point in points]
     for phase in phases_of(report.inference):
         mine = [index for index, point in zip(indices, points) if point.phase == phase]
@@ -154,7 +159,7 @@ def roofline_figure(report: StepComparison) -> Figure | None:
                 label=f"{phase} of a layer",
                 zorder=4,
             )
-    handles += _text_handles(ax, _names(report, numbers))
+    handles += text_handles(ax, _names(report, numbers))
     figure.legend(handles=handles, loc="outside right upper", handlelength=2.4, ncols=n_columns)
     ax.set(xlabel="operational intensity (FLOP per byte of operands)", ylabel="rate (FLOP/s)")
     title = [_circumstances(report)]
@@ -200,14 +205,14 @@ def hierarchy_figure(report: StepComparison) -> Figure | None:
     figure = new_figure(5.4 + 4.6 * len(phases), 6.6, gap_frac=0.03)
     axes = figure.subplots(1, len(phases), sharey=True, squeeze=False)[0]
     for ax, phase, panel, points in zip(axes, phases, panels, found):
-        _draw_roofs(ax, drawn, roofs, lines, (3, 3, 2.5, 1.7), _COLORS)
+        draw_roofs(ax, drawn, roofs, lines, (3, 3, 2.5, 1.7), LEVEL_COLORS)
         more = f": the {len(panel)} longest of {len(points)} layers"
         ax.set(
             title=phase + (more if len(points) > len(panel) else ""),
             xlabel="arithmetic intensity (FLOP per byte that the level moves)",
         )
         for point in panel:
-            _draw_levels(ax, point)
+            draw_levels(ax, point)
         if not panel:
             empty(ax, "no measured layer has FLOPs and bytes to draw")
     axes[0].set_ylabel("rate (FLOP/s)")
@@ -215,10 +220,10 @@ def hierarchy_figure(report: StepComparison) -> Figure | None:
         axes[0].plot(
             [],
             [],
-            color=_COLORS[roof.level],
-            linestyle=_STYLES[roof.level],
+            color=LEVEL_COLORS[roof.level],
+            linestyle=LEVEL_STYLES[roof.level],
             marker="o",
-            markersize=_SIZES[roof.level],
+            markersize=LEVEL_SIZES[roof.level],
             label=f"{roof.level}  {format_si(roof.bytes_per_s, 'B/s')}",
         )[0]
         for roof in roofs.bandwidths
@@ -226,7 +231,7 @@ def hierarchy_figure(report: StepComparison) -> Figure | None:
     # Whole columns: the levels in the first, the layers in the others.
     names, rows = _names(report, numbers), _PANEL_LEGEND_ROWS
     texts = [" "] * (rows - len(handles)) + names + [" "] * (-len(names) % rows)
-    handles += _text_handles(axes[0], texts)
+    handles += text_handles(axes[0], texts)
     figure.legend(
         handles=handles,
         loc="outside lower center",
@@ -246,11 +251,11 @@ def hierarchy_figure(report: StepComparison) -> Figure | None:
     return figure
 
 
-def _draw_roofs(
+def draw_roofs(
     ax: Any,
     points: Sequence[Point],
     roofs: Roofs,
-    lines: Sequence[_Line],
+    lines: Sequence[Line],
     room: tuple[float, float, float, float],
     colors: Mapping[str, str] | None = None,
 ) -> list[Any]:
@@ -278,7 +283,7 @@ def _draw_roofs(
             [x_low, top / rate],
             [rate * x_low, top],
             color=colors[roof.level] if colors else INK,
-            linestyle=_STYLES[roof.level],
+            linestyle=LEVEL_STYLES[roof.level],
             linewidth=1.3,
             zorder=2,
             label=f"{roof.level}  {format_si(rate, 'B/s')}",
@@ -287,7 +292,7 @@ def _draw_roofs(
     ]
 
 
-def _lines(traffic: Sequence[LayerTraffic], ceilings: Sequence[Ceiling]) -> list[_Line]:
+def _lines(traffic: Sequence[LayerTraffic], ceilings: Sequence[Ceiling]) -> list[Line]:
     """Peak and "no FMA" of each dtype, and the ceiling of the step's own mix of instructions in the
     dtype of most of its FLOPs.
     """
@@ -298,21 +303,21 @@ def _lines(traffic: Sequence[LayerTraffic], ceilings: Sequence[Ceiling]) -> list
     found = []
     for c in ceilings:
         peak, other = c.fma_flops_per_s, c.other_flops_per_s
-        found.append(_Line(peak, f"{c.dtype} FMA  {format_si(peak, 'FLOP/s')}", width=1.8))
+        found.append(Line(peak, f"{c.dtype} FMA  {format_si(peak, 'FLOP/s')}", width=1.8))
         if c.dtype in computed:
             name = f"{c.dtype} no FMA  {format_si(other, 'FLOP/s')}"
             source = "" if c.is_measured else f"\n({c.other_source})"
-            found.append(_Line(other, name + source, (0, (5, 2))))
+            found.append(Line(other, name + source, (0, (5, 2))))
         if c.dtype == main and computed[main]:
             fma_flops = sum(t.fma_flops for t in traffic if t.dtype == main)
             alpha = float(fma_fraction(fma_flops / 2, computed[main] - fma_flops))
             mix = float(mixed_flops_per_s(alpha, peak, other))
             text = f"this step's mix: {format_percent(alpha)} FMA\n{format_si(mix, 'FLOP/s')}"
-            found.append(_Line(mix, text, (0, (1.5, 1.5))))
+            found.append(Line(mix, text, (0, (1.5, 1.5))))
     return sorted(found, key=lambda line: -line.flops_per_s)
 
 
-def _draw_levels(ax: Any, point: Point) -> None:
+def draw_levels(ax: Any, point: Point) -> None:
     """A layer's dots and the line through them."""
     xs = point.intensities.values()
     heights = [point.flops_per_s] * 2
@@ -323,10 +328,10 @@ def _draw_levels(ax: Any, point: Point) -> None:
             point.flops_per_s,
             marker="o",
             zorder=4,
-            color=_COLORS[level],
+            color=LEVEL_COLORS[level],
             markeredgecolor="white",
             markeredgewidth=0.5,
-            markersize=_SIZES[level],
+            markersize=LEVEL_SIZES[level],
             linestyle="",
         )
 
@@ -350,6 +355,6 @@ def _names(report: StepComparison, numbers: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _text_handles(ax: Any, texts: Iterable[str]) -> list[Any]:
+def text_handles(ax: Any, texts: Iterable[str]) -> list[Any]:
     """Entries of a legend that are text alone."""
     return [ax.plot([], [], linestyle="", label=text)[0] for text in texts]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
+from dlperf.core.what_if import describe
 from dlperf.distributed.scaling import CommunicationReplay, RanksPoint, Scaling, ScalingPoint
 from dlperf.report.document import FILE_WIDTH, Block, Column, Heading, Paragraph, Table, to_text
 from dlperf.report.writing import write_files
@@ -45,8 +46,7 @@ def _plural(n: int, noun: str) -> str:
 
 
 def _what_if(found: Scaling | CommunicationReplay) -> list[str]:
-    factors = ", ".join(f"{name} x {factor:g}" for name, factor in found.what_if.items())
-    return [f"what if: {factors}"] if factors else []
+    return [describe(found.what_if)] if found.what_if else []
 
 
 def _notes(found: Scaling | CommunicationReplay) -> Paragraph:

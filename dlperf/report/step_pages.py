@@ -10,6 +10,7 @@ from dlperf.core.prediction import PredictedStep, Step
 from dlperf.core.state import REFERENCE
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
+from dlperf.core.what_if import describe
 from dlperf.forecast.epoch import Epoch
 from dlperf.forecast.prediction import Prediction
 from dlperf.report.document import (
@@ -307,7 +308,9 @@ def prediction_page(
         prediction.machine.cpu.model,
         f", predictor {prediction.predictor}",
     )
-    state = state_sentence(prediction)
+    told = tuple(
+        line for line in (state_sentence(prediction), describe(prediction.what_if.changed)) if line
+    )
     remarks = (
         *coverage_remarks(prediction),
         *(f"warning: {w}" for w in prediction.warnings),
@@ -317,7 +320,7 @@ def prediction_page(
     )
     page: list[Block] = [
         Heading(title, 1),
-        *([Paragraph((state,))] if state else []),
+        *([Paragraph(told)] if told else []),
         marked_table(layer_columns(lines, phases_of(trace.inference), measured=False), lines),
         *_folding_note(lines),
         Facts(tuple(_step_facts(prediction, epoch).items())),
@@ -337,7 +340,9 @@ def _step_facts(prediction: Prediction, epoch: Epoch | None) -> dict[str, str]:
         whose = f" of all {workers} workers" if workers > 1 else ""
         text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
         facts["throughput"] = f"{text} samples/s{whose}"
-    if step.peak_memory_bytes is not None:
+    if step.peak_memory_bytes is not None and prediction.machine.data_sheet is not None:
+        facts["peak memory"] = f"{format_bytes(step.peak_memory_bytes)} of tensors on the device"
+    elif step.peak_memory_bytes is not None:
         each = ", each worker" if workers > 1 else ""
         lacking = "; torch's own share is not in the machine file"
         facts["peak memory"] = (

@@ -86,6 +86,7 @@ def is_ours(path: Path) -> bool:
                 b"family,kind,op,threads,",
                 b"threads,batch_size,loader_workers,",
                 b"kind,case,run,unit,",
+                b"kernel,name,launches,",
             )
         ),
         ".png": lambda: b"Software\x00dlperf" in head,

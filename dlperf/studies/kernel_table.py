@@ -11,13 +11,13 @@ from typing import Any
 from dlperf.core.errors import DlperfError
 from dlperf.core.kernel_table import KernelTable, TableRow
 from dlperf.core.machine import Machine
+from dlperf.core.units import format_percent
 from dlperf.ops import counts
 from dlperf.predictors.data_sheet import DATA_SHEET
 from dlperf.predictors.device_kernels import is_possible, sheet_s
 from dlperf.predictors.kernel_cost_model import cost_model_of, fit_kernel_models
 from dlperf.predictors.kernel_model import one_blas_thread
 from dlperf.report.document import Column, format_table
-from dlperf.core.units import format_percent
 
 SCHEMA, SCHEMA_VERSION = "dlperf.kernel-validation", 1
 

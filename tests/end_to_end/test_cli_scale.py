@@ -159,7 +159,7 @@ def test_strong_scaling_into_a_folder(
         (["--ranks", "64", "--scaling", "strong"], "a batch of 32 is smaller than 64 ranks"),
         (
             ["--ranks", "2", "--what-if", "speed=2"],
-            "'speed' is unknown; known are flops, memory_bandwidth, link_bandwidth, link_latency",
+            "'speed' is unknown; known are flops, memory_bandwidth, l3_bandwidth, overhead",
         ),
         (
             ["--ranks", "2", "--what-if", "flops=0"],

@@ -1,8 +1,8 @@
 """Every example of the README and of the pages in docs/ runs, and prints what stands there.
 
 Conventions of a page. Its examples run in one folder, from top to bottom. The folder holds the
-frozen ``machine.json`` (this machine's file), ``cluster.json``, ``communication.json`` and
-``measurement.json`` of tests/golden.
+frozen ``machine.json`` (this machine's file), ``cluster.json``, ``communication.json``,
+``measurement.json`` and the profile ``attention.csv`` of tests/golden.
 
 - A ``python`` block whose first line is ``# NAME.py`` is written to that file. Any other one is
   executed, all of a page in one namespace.
@@ -109,6 +109,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in FILES:
         packed = (FROZEN / f"{name}.json.gz").read_bytes()
         (tmp_path / f"{name}.json").write_bytes(gzip.decompress(packed))
+    packed = (FROZEN / "profiles" / "attention.csv.gz").read_bytes()
+    (tmp_path / "attention.csv").write_bytes(gzip.decompress(packed))
     machine = dlperf.Machine.load(tmp_path / "machine.json")
     monkeypatch.setattr(host, "this_cpu", lambda: machine.cpu)
     monkeypatch.chdir(tmp_path)

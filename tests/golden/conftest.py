@@ -16,10 +16,11 @@ def frozen_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     ``elsewhere.json`` is the machine file under another processor's name. The command line
     extrapolates from it on every host, and its answers do not depend on the host. ``nodes.json``
-    is the cluster file with a link between nodes by hand.
+    is the cluster file with a link between nodes by hand. ``attention.csv`` and
+    ``flash-attention.csv`` are excerpts of profiles of an A100, whose first line names the source.
     """
     folder = tmp_path_factory.mktemp("frozen")
-    for path in FOLDER.rglob("*.json.gz"):
+    for path in (*FOLDER.rglob("*.json.gz"), *FOLDER.rglob("*.csv.gz")):
         (folder / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
     machine = json.loads((folder / "machine.json").read_text(encoding="utf-8"))
     machine["cpu"]["model"] = "a processor that no host has"

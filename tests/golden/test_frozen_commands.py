@@ -59,6 +59,7 @@ COMMANDS = {
     "explain-recurrent": f"explain recurrent-8.json {ELSEWHERE} --threads 2",
     "report": f"report lenet-16.json --measured measurement.json {ELSEWHERE} --threads 1",
     "reproduce": "reproduce",
+    "roofline": "roofline flash-attention.csv",
 }
 ITERATED = {"show-cluster": 1e-7}
 """Relative tolerances of answers with parameters that an iteration finds.

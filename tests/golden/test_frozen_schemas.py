@@ -53,6 +53,7 @@ ANSWERED = (
     f"explain cnn-medium-64.json {_ON}",
     f"compare mlp-4.json mlp-32.json {_ON}",
     f"report lenet-16.json --measured measurement.json {_ON}",
+    "roofline attention.csv",
 )
 """Commands whose answers give the formats."""
 

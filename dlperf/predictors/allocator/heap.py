@@ -27,22 +27,21 @@ _FIRST_MAPPING = 1 << 46
 _SLAB_BYTES = 16 * KIB
 
 
-class _Counting:
+class Counting:
     """Blocks in use, and what has happened so far: first touches of pages of 2 MiB, and pages of 4
     KiB given back.
 
-    A block has its size, and the bytes touched of a mapping of its own (glibc) or its resident
-    pages (jemalloc).
+    A block has its size, and the bytes touched of a mapping of its own (glibc), its resident pages
+    (jemalloc) or whether it is small (a device).
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self) -> None:
         self._used: dict[int, tuple[int, int]] = {}
         self.huge_faults = 0
         self.released_pages = 0
 
 
-class _Extents:
+class Extents:
     """Free pieces of address space: the smallest that fits, and which of them touch each other."""
 
     def __init__(self) -> None:
@@ -52,6 +51,7 @@ class _Extents:
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of all pieces."""
         return sum(self._at.values())
 
     def take_fitting(self, size: int, lowest: bool = False) -> tuple[int, int] | None:
@@ -64,12 +64,18 @@ class _Extents:
         address = min(address for _, address in fitting) if lowest else fitting[0][1]
         return address, self.take(address)
 
+    def size_at(self, address: int) -> int | None:
+        """Size of the piece that begins at an address; None where none does."""
+        return self._at.get(address)
+
     def put(self, address: int, size: int) -> None:
+        """Add a piece."""
         bisect.insort(self._by_size, (size, address))
         self._at[address] = size
         self._ending[address + size] = address
 
     def take(self, address: int) -> int:
+        """Take the piece at an address out; its size."""
         size = self._at.pop(address)
         del self._ending[address + size]
         del self._by_size[bisect.bisect_left(self._by_size, (size, address))]
@@ -99,7 +105,7 @@ class SmallBlocks:
 NONE = SmallBlocks(0.0, 0.0, 0.0)
 
 
-class Heap(_Counting):
+class Heap(Counting):
     """glibc's main arena.
 
     posix_memalign takes a chunk that is larger by the alignment and a smallest chunk, and frees
@@ -121,9 +127,10 @@ class Heap(_Counting):
     def __init__(
         self, policy: Policy = POLICIES["default"], small: SmallBlocks = NONE, seed: int = 0
     ) -> None:
-        super().__init__(policy)
+        super().__init__()
+        self._policy = policy
         self.mmap_threshold, self.trim_threshold = policy.mapping_bytes, policy.trim_bytes
-        self._free = _Extents()
+        self._free = Extents()
         self._small, self._dice = small, random.Random(seed)
         # By block, remainders beside it that small blocks took, (address, size).
         self._beside: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -282,7 +289,7 @@ def _chunk_bytes(n_bytes: int) -> int:
     return max(_SMALLEST, (n_bytes + _HEADER // 2 + 15) // 16 * 16)
 
 
-class Jemalloc(_Counting):
+class Jemalloc(Counting):
     """jemalloc's extents: a large request of its own is purged when freed, and so is every free
     extent that has grown to as much.
 
@@ -298,8 +305,9 @@ class Jemalloc(_Counting):
     """
 
     def __init__(self, policy: Policy = POLICIES["jemalloc"]) -> None:
-        super().__init__(policy)
-        self._dirty, self._purged = _Extents(), _Extents()
+        super().__init__()
+        self._policy = policy
+        self._dirty, self._purged = Extents(), Extents()
         self._end = 0
         self._next_oversize, self._next_small = _FIRST_MAPPING, 2 * _FIRST_MAPPING
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from dlperf.core.clock import quantile
 from dlperf.core.trace import Op, Trace
 from dlperf.core.units import KIB
+from dlperf.predictors.allocator.caching import CachingAllocator
 from dlperf.predictors.allocator.heap import (
     NONE,
     PAGE_BYTES,
@@ -93,8 +94,9 @@ class Process:
 
 
 class Script:
-    """A trace's allocations by op, ready to be run under any policy by any process. `kept` are
-    (storage, bytes) of memory whose size no recording could know.
+    """A trace's allocations by op, ready to be run by any allocator. `kept` are (storage, bytes) of
+    memory whose size no recording could know. Storages below `smallest_bytes` are left out.
+    `lasting` are (op, bytes) of blocks that the first run of an op makes and nothing frees.
     """
 
     def __init__(
@@ -102,33 +104,39 @@ class Script:
         trace: Trace,
         scratch_bytes: Callable[[Op], Scratch],
         kept: Sequence[tuple[int, int]] = (),
+        smallest_bytes: int = SMALL_BYTES,
+        lasting: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._sizes = [storage.nbytes for storage in trace.storages]
         for index, n_bytes in kept:
             self._sizes[index] = max(self._sizes[index], n_bytes)
         self._n_ops = len(trace.ops)
         self._before: list[int] = []  # there before the first step and after the last
-        # Made by the first optimizer step, with gradients alive and activations gone.
-        self._late: list[int] = []
+        # Made in the first step alone, before an op.
+        self._once: dict[int, list[int]] = defaultdict(list)
         self._born: dict[int, list[int]] = defaultdict(list)
         self._dying: dict[int, list[int]] = defaultdict(list)
+        # The optimizer's state comes with gradients alive and activations gone.
+        first_optimizer = next(
+            (index for index, op in enumerate(trace.ops) if op.phase == "optimizer"), self._n_ops
+        )
         for index, storage in enumerate(trace.storages):
-            if self._sizes[index] < SMALL_BYTES:
+            if self._sizes[index] < smallest_bytes:
                 continue
             if storage.born >= 0:
                 self._born[storage.born].append(index)
             elif storage.kind == "optimizer":
-                self._late.append(index)
+                self._once[first_optimizer].append(index)
             elif storage.dies is None:
                 self._before.append(index)
             if storage.dies is not None:
                 self._dying[storage.dies].append(index)
-        self._first_optimizer = next(
-            (index for index, op in enumerate(trace.ops) if op.phase == "optimizer"), self._n_ops
-        )
+        for index, n_bytes in lasting:
+            self._once[index].append(len(self._sizes))
+            self._sizes.append(n_bytes)
         self._scratch = {index: scratch_bytes(op) for index, op in enumerate(trace.ops)}
         found = {index for index, stages in self._scratch.items() if stages}
-        found |= {*self._born, *self._dying, self._first_optimizer}
+        found |= {*self._born, *self._dying, *self._once}
         self._active = sorted(index for index in found if index < self._n_ops)
         self._survivors = _survivors(trace)
 
@@ -137,6 +145,16 @@ class Script:
         heap = allocator_of(policy, small, seed)
         if policy.adapts:
             heap.free(heap.allocate(IMPORTED_BYTES)[0])
+        return self.run_on(heap)
+
+    def run_on(
+        self,
+        heap: Heap | Jemalloc | CachingAllocator,
+        watch: Callable[[int, Collection[int]], None] | None = None,
+    ) -> Process:
+        """Run the steps on a fresh allocator. `watch` gets each op that allocates or frees, and the
+        storages that live while it runs.
+        """
         address = {index: heap.allocate(self._sizes[index])[0] for index in self._before}
         last_at: dict[int, int] = {}
         predecessor = [-1] * len(self._sizes)
@@ -156,8 +174,10 @@ class Script:
             for index in self._active:
                 released[index] += released_by(self._dying[index])
                 n_huge, n_released = heap.huge_faults, heap.released_pages
-                if step == 0 and index == self._first_optimizer:
-                    address |= {one: heap.allocate(self._sizes[one])[0] for one in self._late}
+                if step == 0 and index in self._once:
+                    address |= {
+                        one: heap.allocate(self._sizes[one])[0] for one in self._once[index]
+                    }
                 for number, stage in enumerate(self._scratch[index] or ((),)):
                     blocks = [heap.allocate(n_bytes) for n_bytes in stage]
                     faults[index] += sum(n_faults for _, n_faults in blocks)
@@ -169,6 +189,8 @@ class Script:
                         faults[index] += n_faults
                         predecessor[storage] = -1 if n_faults else last_at.get(at, -1)
                         last_at[at] = storage
+                    if watch is not None:
+                        watch(index, address.keys())
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes)
                     for at, _ in blocks:

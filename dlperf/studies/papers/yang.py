@@ -21,6 +21,9 @@ import numpy as np
 from dlperf.core.units import GIGA, MEGA, TERA
 from dlperf.models import memory_hierarchy
 from dlperf.models.roofline import ridge_point
+from dlperf.ops import gpu_kernels
+from dlperf.ops.gpu_kernels import Instructions, KernelWork
+from dlperf.ops.roofs import Ceiling, Roof, Roofs
 from dlperf.studies.papers.tables import Entry, Row, Table, row
 
 PAPER = "Yang, Kurth, Williams 2019"
@@ -57,6 +60,24 @@ GPP = (
     Point(5, (3.446245893, 4.356477696, 11.08619259), 4599.764097),
     Point(6, (4.034947498, 5.182021625, 13.21154434), 4692.209405),
 )
+
+GPP_MIX = Instructions(n_add=20, n_mul=20, n_fma=60)
+"""Section IV.A: 60 of 100 instructions are multiply-adds; how many of the others add is open."""
+V100 = Roofs(
+    tuple(
+        Roof(level, float(rate) * GIGA, "ERT")
+        for level, rate in zip(gpu_kernels.LEVELS, LEVEL_GB_PER_S)
+    ),
+    (
+        Ceiling(
+            "float64",
+            float(FMA_GFLOPS_PER_S) * GIGA,
+            float(FMA_GFLOPS_PER_S) * GIGA / 2,
+            "half of FMA",
+        ),
+    ),
+)
+"""The example's roofs; without FMA half of the peak, as in equation 7."""
 
 
 def roofs() -> Table:
@@ -150,18 +171,23 @@ def fma_mix() -> Table:
 
 
 def _gpp_row(point: Point) -> Row:
-    bandwidths = [float(rate) for rate in LEVEL_GB_PER_S]
-    ceiling = float(memory_hierarchy.fma_mix_fraction(0.6)) * float(FMA_GFLOPS_PER_S)
-    intensities = np.array(point.intensities)
-    under = memory_hierarchy.attainable_flops_per_s(intensities, ceiling, bandwidths)
-    # per FLOP: bytes of a level are 1 / intensity
-    level = int(memory_hierarchy.binding_level(1 / ceiling, 1 / intensities, bandwidths))
-    lowest = "FMA mix" if level == memory_hierarchy.COMPUTE else LEVELS[level]
+    flops = GPP_MIX.flops
+    rate = point.gflops_per_s * GIGA
+    work = KernelWork(
+        flops / rate,
+        {"double": GPP_MIX},
+        None,
+        False,
+        {level: flops / x for level, x in zip(gpu_kernels.LEVELS, point.intensities)},
+    )
+    place = gpu_kernels.placement(work, V100)
+    assert place is not None  # no count and no roof is unknown
+    lowest = {"compute": "FMA mix", "DRAM": "HBM"}.get(place.bound, place.bound)
     return row(
         (point.nw, lowest, f"{point.gflops_per_s:.1f}"),
-        under,
-        100 * point.gflops_per_s / under,
-        *(point.nw / intensities * GPP[0].intensities),
+        place.attainable_flops_per_s / GIGA,
+        100 * rate / place.attainable_flops_per_s,
+        *(point.nw / np.array(point.intensities) * GPP[0].intensities),
     )
 
 

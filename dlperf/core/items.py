@@ -1,0 +1,129 @@
+"""Items of a step's time, and how they move with the resources that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dlperf.core.state import State
+
+BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
+SOURCES = ("measured", "interpolated", "extrapolated", "data-sheet", "unpriced")
+KEPT_FRAC = 0.4
+"""Least share of its time that keeps the bound of an item whose resources move."""
+
+Shares = tuple[tuple[str, float], ...]
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Item:
+    """Time of one piece of a step.
+
+    `op` is the index of the op in the trace, -1 for no op (a module's call, the optimizer's
+    loop, page faults of ...). `what` names the piece in reports (``kernel``, ``dispatch``, ``module
+    call``, ``page faults``, ``optimizer loop``, ...). `share` is the fraction of the op that
+    belongs to the layer.
+
+    `parts` are the fractions of the seconds that move with other bounds than `bound`. `needs` are
+    the fractions that resources take at least, whatever the others do: their rooflines.
+    """
+
+    layer: str
+    phase: str
+    seconds: float
+    bound: str
+    source: str
+    what: str = "kernel"
+    op: int = -1
+    share: float = 1.0
+    parts: Shares = ()
+    needs: Shares = ()
+
+
+class ItemTimes:
+    """Times of items at states of the machine.
+
+    With t the seconds of an item, p_b its part of bound b, n_b its need of it, and f_b the state's
+    slowdown of b:
+
+        t' = max(sum over b of p_b f_b, max over b of n_b f_b)
+
+    Parts add up to t, and no need exceeds it, so at f = 1 the time is t; it falls with no f_b, and
+    never below a need.
+    """
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+        column = {bound: index for index, bound in enumerate(BOUNDS)}
+        self.main = np.array([column[item.bound] for item in items], dtype=int)
+        seconds = np.array([item.seconds for item in items], dtype=float)
+        self._parts = np.zeros((len(items), len(BOUNDS)))
+        self._needs = np.zeros_like(self._parts)
+        for index, item in enumerate(items):
+            for bound, frac in item.parts:
+                self._parts[index, column[bound]] += frac
+            for bound, frac in item.needs:
+                self._needs[index, column[bound]] = min(1.0, frac)
+        rest = np.maximum(1.0 - self._parts.sum(axis=1), 0.0)
+        np.add.at(self._parts, (np.arange(len(items)), self.main), rest)
+        self._parts *= seconds[:, None]
+        self._needs *= seconds[:, None]
+
+    def seconds(self, state: State) -> Array:
+        """Seconds of each item at a state (n,)."""
+        factors = _factors(state)
+        return np.asarray(np.maximum(self._parts @ factors, (self._needs * factors).max(axis=1)))
+
+    def extremes(self, state: State) -> tuple[float, float]:
+        """Seconds of all items under the two extreme assumptions on how resources overlap.
+
+        Entirely: an item moves as a whole with what bounds it, down to its needs. Not at all: each
+        need is a part of the item's time of its own.
+        """
+        factors = _factors(state)
+        least = (self._needs * factors).max(axis=1)
+        whole = self._parts.sum(axis=1)
+        overlapping = np.maximum(whole * factors[self.main], least)
+        sums = self._needs.sum(axis=1)
+        needs = self._needs * (whole / np.maximum(np.maximum(sums, whole), 1e-300))[:, None]
+        rest = whole - needs.sum(axis=1)
+        serial = np.maximum(needs @ factors + rest * factors[self.main], least)
+        return float(overlapping.sum()), float(serial.sum())
+
+    def moved(self, state: State) -> tuple[Item, ...]:
+        """The items at a state. A need that is longer than all parts becomes the bound; else the
+        largest share of the time where that of the old bound is below KEPT_FRAC.
+        """
+        factors = _factors(state)
+        parts, needs = self._parts * factors, self._needs * factors
+        seconds = np.maximum(parts.sum(axis=1), needs.max(axis=1))
+        weights = np.maximum(parts, needs)
+        kept = weights[np.arange(len(self.items)), self.main] >= KEPT_FRAC * seconds
+        mains = np.where(kept, self.main, weights.argmax(axis=1))
+        mains = np.where(needs.max(axis=1) > parts.sum(axis=1), needs.argmax(axis=1), mains)
+        by_time = np.where(seconds > 0, seconds, 1.0)[:, None]
+        rows = zip(self.items, seconds.tolist(), mains.tolist(), parts / by_time, needs / by_time)
+        return tuple(
+            replace(
+                item,
+                seconds=now_s,
+                bound=BOUNDS[main],
+                parts=_shares(part, main) if item.parts else (),
+                needs=_shares(need) if item.needs else (),
+            )
+            for item, now_s, main, part, need in rows
+        )
+
+
+def _factors(state: State) -> Array:
+    return np.array([state.factor(bound) for bound in BOUNDS])
+
+
+def _shares(fracs: Array, but: int = -1) -> Shares:
+    """Fractions above 0 by bound, without that of one column."""
+    found = enumerate(fracs.tolist())
+    return tuple((BOUNDS[index], frac) for index, frac in found if frac > 0 and index != but)

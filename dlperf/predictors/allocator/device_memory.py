@@ -1,0 +1,264 @@
+"""Memory of a step on a CUDA device: the caching allocator run on the storages of a trace."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dlperf.core.trace import Op, Storage, TensorSpec, Trace
+from dlperf.core.units import MIB, format_bytes
+from dlperf.predictors.allocator.caching import SIZES, CachingAllocator, OutOfDeviceMemory
+from dlperf.predictors.allocator.simulation import Script
+
+CUBLAS_WORKSPACE_BYTES = 8_519_680
+"""Workspace of a cuBLAS handle, ``CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8`` in KiB times count
+(aten/src/ATen/cuda/CublasHandlePool.cpp).
+"""
+HOPPER_WORKSPACE_BYTES = 32 * MIB
+"""The same on devices of compute capability 9."""
+CONTEXT_BYTES = 1_343_000_000
+"""Device memory of a CUDA context and its kernels, which the allocator does not count: after a
+first tensor, transformers' page *Model memory anatomy* prints 1343 MB. Other published figures are
+723 MiB (discuss.pytorch.org/t/73021) and 1 GB or more (maskrcnn-benchmark issue 182).
+"""
+KINDS = (
+    *("parameter", "buffer", "input", "gradient", "optimizer", "activation", "temporary"),
+    *("workspace", "rounding"),
+)
+"""Kinds of memory. Storages without a kind in the trace are activations if the forward makes them,
+else temporaries. Rounding is what blocks have more than was asked for.
+"""
+_PRODUCTS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "addr", "dot", "linear"),
+        *("_addmm_activation", "_int_mm", "_scaled_mm"),
+    )
+)
+_N_LINES = 6
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Memory of a step on a device.
+
+    `peak_allocated_bytes` and `peak_reserved_bytes` are ``torch.cuda.max_memory_allocated`` and
+    ``max_memory_reserved`` after some steps, without a limit. `needed_bytes` is the least capacity
+    with which the steps run: segments without a block in use go back to the device when it has no
+    memory left. `peak_bytes` are the bytes by kind at the peak of the allocated memory (see
+    :data:`KINDS`). `context_bytes` are taken by the process outside the allocator.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    needed_bytes: int
+    peak_bytes: tuple[tuple[str, int], ...]
+    capacity_bytes: int | None = None
+    context_bytes: int = CONTEXT_BYTES
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lacking_bytes(self) -> int:
+        """Bytes that the device lacks; 0 if the step fits or the capacity is unknown."""
+        if self.capacity_bytes is None:
+            return 0
+        return max(0, self.needed_bytes + self.context_bytes - self.capacity_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step runs on the device."""
+        return not self.lacking_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON data."""
+        return {
+            "capacity_bytes": self.capacity_bytes,
+            "context_bytes": self.context_bytes,
+            "needed_bytes": self.needed_bytes,
+            "lacking_bytes": self.lacking_bytes,
+            "peak_bytes": dict(self.peak_bytes),
+        }
+
+    def __str__(self) -> str:
+        needs = (
+            f"{format_bytes(self.peak_allocated_bytes)} allocated,"
+            f" {format_bytes(self.peak_reserved_bytes)} reserved at the peak"
+        )
+        if self.capacity_bytes is None:
+            return needs
+        free = f"{format_bytes(self.capacity_bytes)} less {format_bytes(self.context_bytes)}"
+        verdict = (
+            f"fits into {free} of the CUDA context"
+            if self.fits
+            else f"lacks {format_bytes(self.lacking_bytes)} of {free} of the CUDA context"
+        )
+        return f"{needs}; {verdict}"
+
+
+def device_memory(
+    trace: Trace,
+    capacity_bytes: int | None = None,
+    *,
+    workspace_bytes: int = CUBLAS_WORKSPACE_BYTES,
+    context_bytes: int = CONTEXT_BYTES,
+) -> DeviceMemory:
+    """Memory of a recorded step on a CUDA device of `capacity_bytes`.
+
+    PyTorch's caching allocator (:class:`dlperf.CachingAllocator`) runs on the storages of several
+    steps. Each thread that multiplies matrices, the forward's and the backward's, holds a cuBLAS
+    workspace of `workspace_bytes` from its first product on. Assumed: PyTorch 2.7 to 2.13, one
+    stream, eager mode. Not counted: workspaces of cuDNN and of other kernels, and what a kernel of
+    the device allocates otherwise than that of the CPU that was recorded; `notes` name both.
+
+    Raises DlperfError for a capacity that is no positive number of bytes.
+    """
+    CachingAllocator(capacity_bytes)  # refuses what is no capacity
+    small = _with_byte_masks(trace)
+    script = Script(
+        small,
+        lambda _: (),
+        smallest_bytes=1,
+        lasting=[(index, workspace_bytes) for index in _first_products(trace) if workspace_bytes],
+    )
+    heap = CachingAllocator()
+    highest, live = 0, ()  # type: int, tuple[int, ...]
+
+    def watch(_: int, storages: Collection[int]) -> None:
+        nonlocal highest, live
+        if heap.allocated_bytes > highest:
+            highest, live = heap.allocated_bytes, tuple(storages)
+
+    script.run_on(heap, watch)
+    by_kind: dict[str, int] = defaultdict(int)
+    for index in live:
+        if index < len(small.storages):
+            by_kind[_kind(trace, small.storages[index])] += small.storages[index].nbytes
+        else:
+            by_kind["workspace"] += workspace_bytes
+    by_kind["rounding"] = heap.peak_allocated_bytes - sum(by_kind.values())
+    free_bytes = math.inf if capacity_bytes is None else capacity_bytes - context_bytes
+    needed = heap.peak_reserved_bytes
+    if needed > free_bytes:
+        needed = _least_capacity(script, needed)
+    return DeviceMemory(
+        heap.peak_allocated_bytes,
+        heap.peak_reserved_bytes,
+        needed,
+        tuple((kind, by_kind[kind]) for kind in KINDS),
+        capacity_bytes,
+        context_bytes,
+        tuple(_notes(trace)),
+    )
+
+
+def largest_batch_size(
+    needed_bytes: Callable[[int], int], batch_size: int, free_bytes: int
+) -> int | None:
+    """The largest batch size up to `batch_size` whose need is at most `free_bytes`; None if not
+    even one sample fits.
+
+    `needed_bytes` gives the need of a batch size. As each call may be slow, the next size is where
+    the line through the two nearest needs crosses the limit; after some calls, the middle.
+
+    >>> largest_batch_size(lambda n: 100 + 7 * n, 64, 200)
+    14
+    """
+    high, above = batch_size, needed_bytes(batch_size)
+    if above <= free_bytes:
+        return batch_size
+    if batch_size == 1:
+        return None
+    low, below = 1, needed_bytes(1)
+    if below > free_bytes:
+        return None
+    n_calls = 0
+    while high - low > 1:
+        share = 0.5 if n_calls >= _N_LINES else (free_bytes - below) / (above - below)
+        guess = min(max(low + math.floor(share * (high - low)), low + 1), high - 1)
+        need, n_calls = needed_bytes(guess), n_calls + 1
+        if need <= free_bytes:
+            low, below = guess, need
+        else:
+            high, above = guess, need
+    return low
+
+
+def _least_capacity(script: Script, enough_bytes: int) -> int:
+    """The least capacity with which a script runs, to a segment's rounding."""
+    unit = SIZES.segment_rounding_bytes
+    low, high = 0, math.ceil(enough_bytes / unit)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            script.run_on(CachingAllocator(middle * unit))
+            high = middle
+        except OutOfDeviceMemory:
+            low = middle
+    return high * unit
+
+
+def _first_products(trace: Trace) -> Iterator[int]:
+    """The first product of matrices of each thread: the backward has a thread of its own."""
+    threads: dict[bool, int] = {}
+    for index, op in enumerate(trace.ops):
+        if op.packet in _PRODUCTS:
+            threads.setdefault(op.phase == "backward", index)
+    yield from threads.values()
+
+
+def _with_byte_masks(trace: Trace) -> Trace:
+    """The trace with dropout's masks as a device keeps them: one byte for each element.
+
+    A CPU draws a mask of the input's number format in place and divides it
+    (aten/src/ATen/native/Dropout.cpp).
+    """
+    masks: dict[int, int] = {}
+    for index, op in enumerate(trace.ops[:-1]):
+        mask, after = _first(op), trace.ops[index + 1]
+        if (
+            op.packet == "aten.bernoulli_"
+            and after.packet == "aten.div_"
+            and mask is not None
+            and mask.storage >= 0
+            and _first(after) == mask
+        ):
+            masks[mask.storage] = mask.numel
+    if not masks:
+        return trace
+    storages = (
+        replace(storage, nbytes=masks.get(index, storage.nbytes))
+        for index, storage in enumerate(trace.storages)
+    )
+    return replace(trace, storages=tuple(storages))
+
+
+def _first(op: Op) -> TensorSpec | None:
+    return op.args[0] if op.args and isinstance(op.args[0], TensorSpec) else None
+
+
+def _kind(trace: Trace, storage: Storage) -> str:
+    if storage.kind:
+        return storage.kind
+    made_in = trace.ops[storage.born].phase if storage.born >= 0 else "forward"
+    return "activation" if made_in == "forward" else "temporary"
+
+
+def _notes(trace: Trace) -> Iterator[str]:
+    n_convolutions = sum("convolution" in op.packet for op in trace.ops)
+    if n_convolutions:
+        yield (
+            f"workspaces of cuDNN are unknown and not counted: {n_convolutions} convolution(s) may"
+            " take more memory for a moment"
+        )
+    recurrent = sorted({op.packet for op in trace.ops if "rnn" in op.packet or "lstm" in op.packet})
+    if recurrent:
+        yield f"cuDNN keeps other memory for a backward than {', '.join(recurrent)} on a CPU"
+    optimizer = trace.optimizer
+    if optimizer is not None and optimizer.implementation == "for-loop" and optimizer.n_tensors > 1:
+        yield (
+            f"{optimizer.type} was recorded as a for-loop; on a device PyTorch takes foreach=True,"
+            " whose temporaries are as large as all parameters or a multiple of it"
+        )
