@@ -1,6 +1,4 @@
-"""``dlperf machine new`` and ``dlperf machine import``: devices from data sheets, and from tables of
-measured kernels.
-"""
+"""``dlperf machine new`` and ``import``: devices from data sheets, and from measured kernels."""
 
 from __future__ import annotations
 
@@ -35,6 +33,10 @@ def check_new(args: Namespace) -> Problems:
     given = any(getattr(args, name) not in (None, False) for name in _SHEET_OPTIONS)
     return (
         *check_file(args),
+        *(
+            (set(pairs or ()) - set(_LEVELS), f"--{name}: its names are L1, L2 and L3")
+            for name, pairs in (("cache", args.cache), ("cache-bandwidth", args.cache_bandwidth))
+        ),
         (missing, f"{missing} is missing; a data sheet needs it, --device NAME brings it along"),
         (
             None in clocks and clocks != (None, None),
@@ -49,10 +51,6 @@ def check_new(args: Namespace) -> Problems:
         (
             given and not args.source,
             "--source is missing; say where the values are from, such as a data sheet's URL",
-        ),
-        *(
-            (set(pairs or ()) - set(_LEVELS), f"--{name}: its names are L1, L2 and L3")
-            for name, pairs in (("cache", args.cache), ("cache-bandwidth", args.cache_bandwidth))
         ),
     )
 

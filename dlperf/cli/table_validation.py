@@ -1,4 +1,4 @@
-"""``dlperf validate --table``: a machine file, or a device, judged by a table of measured kernels."""
+"""``dlperf validate --table``: a machine or device judged by a table of measured kernels."""
 
 from __future__ import annotations
 

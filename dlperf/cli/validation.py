@@ -35,6 +35,7 @@ def check(args: Namespace) -> Problems:
     known = PARTS.get(study, ())
     for_ranks = given(args, ("rates", "ranks", "quick_links"))
     random = {"seed": "chooses random ops", "ops": "is the number of random ops"}
+    of_studies = study or given(args, _ACCURACY_OPTIONS) or ("-o" if args.output else "targets")
     return (
         *(
             (
@@ -54,9 +55,7 @@ def check(args: Namespace) -> Problems:
         ),
         (
             args.table and (study or chosen or args.targets or args.output),
-            f"--table judges a machine file by a table of kernels; leave"
-            f" {study or given(args, _ACCURACY_OPTIONS) or ('-o' if args.output else 'targets')}"
-            " out",
+            f"--table judges by a table of kernels alone; leave {of_studies} out",
         ),
         (args.device and not args.table, "--device is for --table; other studies measure here"),
         (args.parts and not study, "--parts are those of --training and of --distributed"),

@@ -139,8 +139,8 @@ def _convolution(row: _Row) -> tuple[str, Op]:
         (size + 2 * pad - reach * (side - 1) - 1) // step + 1
         for size, pad, reach, side, step in zip((h, w), pads, dilations, (kh, kw), strides)
     ]
-    for size, column in zip(out, ("kh", "kw")):
-        if size < 1:
+    for places, column in zip(out, ("kh", "kw")):
+        if places < 1:
             row.refuse(column, "a kernel that the padded image contains")
     tensors = (
         TensorSpec.contiguous(n, c_in, h, w, dtype=dtype),
@@ -187,8 +187,8 @@ def _read(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     except FileNotFoundError:
         raise DlperfError(f"{path}: there is no such file; name a CSV file of kernels") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        number = f"line {reader.line_num + 1}: " if isinstance(error, csv.Error) else ""
-        raise DlperfError(f"{path}: {number}is no CSV text; it may be cut or compressed") from None
+        where = f"line {reader.line_num + 1}: " if isinstance(error, csv.Error) else ""
+        raise DlperfError(f"{path}: {where}is no CSV text; it may be cut or compressed") from None
     if not lines:
         raise DlperfError(f"{path}: is empty; expected a header and a row for each kernel")
     header = [cell.strip() for cell in lines[0][1]]

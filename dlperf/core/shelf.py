@@ -46,17 +46,29 @@ def _nvidia(sheet: str, architecture: str, clocks: str, bench: str, launch: str)
     return {name: source for name, source in found.items() if source}
 
 
-_A100_MICRO = {
-    "caches_bytes_per_s": (0.0, 5.43e12, 0.0),
-    "dram_latency_s": 404e-9,
-    "launch_s": 2.6e-6,
-    "compute_capability": 8.0,
-}
-_A100_BENCH = "gpu-l2-cache/a100_80.txt, cuda-latency/a100_80.txt (570 cycles of 1.41 GHz)"
-_A100_LAUNCH = f"{_GPU_BENCHES}: gpu-small-kernels/a100_80.txt (64 KiB at 25 GB/s)"
-_A100_PEAKS = {"float32": 19.5e12, "float64": 9.7e12}
-_A100_MATRIX = {"tf32": 156e12, "float16": 312e12, "bfloat16": 312e12, "float64": 19.5e12}
-_A100_CACHES = (192 * _KIB, 40 * _MIB, 0)
+def _a100(name: str, dram_bytes_per_s: float, base_mhz: int) -> tuple[Cpu, DataSheet]:
+    """An A100 of 80 GB; the two differ in their memory's bandwidth and their base clock."""
+    bench = "gpu-l2-cache/a100_80.txt, cuda-latency/a100_80.txt (570 cycles of 1.41 GHz)"
+    sheet = DataSheet(
+        "accelerator",
+        {"float32": 19.5e12, "float64": 9.7e12},
+        dram_bytes_per_s,
+        {"tf32": 156e12, "float16": 312e12, "bfloat16": 312e12, "float64": 19.5e12},
+        (0.0, 5.43e12, 0.0),
+        sustained_frac=base_mhz / 1410,
+        launch_s=2.6e-6,
+        dram_latency_s=404e-9,
+        compute_capability=8.0,
+        sources=_nvidia(
+            f"{_A100}, {name}",
+            _AMPERE,
+            f"TechPowerUp GPU database, A100 {name}: {base_mhz} and 1410 MHz",
+            bench,
+            f"{_GPU_BENCHES}: gpu-small-kernels/a100_80.txt (64 KiB at 25 GB/s)",
+        ),
+    )
+    return Cpu(f"NVIDIA A100 {name}", 108, (192 * _KIB, 40 * _MIB, 0), 80 * 10**9), sheet
+
 
 _SHELF: dict[str, tuple[Cpu, DataSheet]] = {
     "v100": (
@@ -79,42 +91,8 @@ _SHELF: dict[str, tuple[Cpu, DataSheet]] = {
             ),
         ),
     ),
-    "a100": (
-        Cpu("NVIDIA A100 PCIe 80GB", 108, _A100_CACHES, 80 * 10**9),
-        DataSheet(
-            "accelerator",
-            _A100_PEAKS,
-            1935e9,
-            _A100_MATRIX,
-            **_A100_MICRO,
-            sustained_frac=1065 / 1410,
-            sources=_nvidia(
-                f"{_A100}, 80GB PCIe",
-                _AMPERE,
-                "TechPowerUp GPU database, A100 PCIe 80 GB: 1065 and 1410 MHz",
-                _A100_BENCH,
-                _A100_LAUNCH,
-            ),
-        ),
-    ),
-    "a100-sxm": (
-        Cpu("NVIDIA A100 SXM4 80GB", 108, _A100_CACHES, 80 * 10**9),
-        DataSheet(
-            "accelerator",
-            _A100_PEAKS,
-            2039e9,
-            _A100_MATRIX,
-            **_A100_MICRO,
-            sustained_frac=1275 / 1410,
-            sources=_nvidia(
-                f"{_A100}, 80GB SXM",
-                _AMPERE,
-                "TechPowerUp GPU database, A100 SXM4 80 GB: 1275 and 1410 MHz",
-                _A100_BENCH,
-                _A100_LAUNCH,
-            ),
-        ),
-    ),
+    "a100": _a100("80GB PCIe", 1935e9, 1065),
+    "a100-sxm": _a100("80GB SXM4", 2039e9, 1275),
     "h100": (
         Cpu("NVIDIA H100 PCIe 80GB", 114, (256 * _KIB, 50 * _MIB, 0), 80 * 10**9),
         DataSheet(
