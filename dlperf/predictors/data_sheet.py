@@ -25,9 +25,9 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Op, TensorSpec, Trace
-from dlperf.core.units import format_bytes
 from dlperf.core.variation import Z90
 from dlperf.ops import counts
+from dlperf.predictors.allocator.device_memory import device_memory
 from dlperf.predictors.base import op_items, register
 from dlperf.predictors.device_kernels import sheet_of, sheet_s
 from dlperf.predictors.kernel_cost_model import (
@@ -75,14 +75,14 @@ class DataSheetPredictor:
             [one.bound for one in priced],
             [one.source for one in priced],
         )
-        peak_bytes = _peak_bytes(trace)
+        peak_bytes, warnings = _memory(trace, machine)
         low, high = _interval(items, priced, cost_model)
         return Prices(
             tuple(items),
             low_factor=low,
             high_factor=high,
             notes=_notes(machine, priced),
-            warnings=_warnings(machine, peak_bytes),
+            warnings=warnings,
             peak_memory_bytes=peak_bytes,
         )
 
@@ -143,16 +143,15 @@ def _without_bias(op: Op) -> tuple[Op, int]:
     return replace(op, args=(*op.args[:2], None, *op.args[3:])), moved
 
 
-def _peak_bytes(trace: Trace) -> int | None:
-    """Bytes of the tensors of a step that live at once; None where the trace does not hold them."""
-    if not trace.storages:
-        return None
-    change = np.zeros(len(trace.ops) + 2)
-    for storage in trace.storages:
-        change[storage.born + 1] += storage.nbytes
-        if storage.dies is not None:
-            change[storage.dies + 1] -= storage.nbytes
-    return int(change.cumsum().max())
+def _memory(trace: Trace, machine: Machine) -> tuple[int | None, tuple[str, ...]]:
+    """Peak reserved bytes of a step on an accelerator, and a warning where it does not fit; None on
+    a processor, and where the trace does not hold its memory.
+    """
+    if sheet_of(machine).kind == "processor" or not trace.storages:
+        return None, ()
+    memory = device_memory(trace, machine.cpu.memory_bytes or None)
+    warning = f"{machine.cpu.model}: the step does not fit: {memory}"
+    return memory.peak_reserved_bytes, () if memory.fits else (warning,)
 
 
 def _interval(
@@ -196,11 +195,3 @@ def _notes(machine: Machine, priced: Sequence[_Priced]) -> tuple[str, ...]:
         if not sheet.launch_s:
             notes.append(f"no published launch time of {machine.cpu.model}: short kernels err low")
     return tuple(notes)
-
-
-def _warnings(machine: Machine, peak_bytes: int | None) -> tuple[str, ...]:
-    memory = machine.cpu.memory_bytes
-    if not memory or peak_bytes is None or peak_bytes <= memory:
-        return ()
-    needed, held = format_bytes(peak_bytes), format_bytes(memory)
-    return (f"the step's tensors take {needed}, {machine.cpu.model} has {held}",)

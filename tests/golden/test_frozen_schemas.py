@@ -42,6 +42,7 @@ ANSWERED = (
     "machine diff machine.json elsewhere.json",
     "machine show machine.json",
     "machine show cluster.json",
+    "machine show a100",
     f"predict lenet-16.json {_ON} --samples 1000 --epochs 2 --val-samples 100",
     f"predict lenet-inference-16.json {_ON}",
     f"predict unpriced-16.json {_ON}",

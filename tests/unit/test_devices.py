@@ -201,8 +201,10 @@ def test_an_op_without_a_formula_is_unpriced() -> None:
 def test_a_step_beyond_the_memory_warns() -> None:
     trace = replace(trace_of(relu(10)), storages=(Storage(2 * 10**9), Storage(10**6, 0, 1)))
     prediction = predict(trace, DEVICE_10)
-    assert prediction.step.peak_memory_bytes == 2 * 10**9 + 10**6
-    assert any("Testor GPU has" in warning for warning in prediction.warnings)
+    peak_bytes = prediction.step.peak_memory_bytes
+    assert peak_bytes is not None
+    assert peak_bytes >= 2 * 10**9 + 10**6
+    assert any("Testor GPU: the step does not fit" in line for line in prediction.warnings)
 
 
 def test_a_processor_shares_its_peak_among_its_cores() -> None:
