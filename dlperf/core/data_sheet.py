@@ -25,7 +25,8 @@ class DataSheet:
 
     #: `accelerator` or `processor`.
     kind: Literal["accelerator", "processor"]
-    flops_per_s: dict[Name, Rate]  #: Peak by dtype without matrix units, FLOP/s.
+    #: Peak by dtype without matrix units, FLOP/s.
+    flops_per_s: Annotated[dict[Name, Rate], Meta(min_length=1)]
     dram_bytes_per_s: Rate  #: Bandwidth of the memory.
     #: Peak of matrix units (tensor cores) by dtype, FLOP/s.
     matrix_flops_per_s: dict[Name, Rate] = field(default_factory=dict)

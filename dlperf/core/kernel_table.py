@@ -6,7 +6,6 @@ one column of `TIMES`. Other columns are passed over.
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from dlperf.core.conversion import LEAST_S, LONGEST_S, MOST, shown
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine_entries import Kernel
 from dlperf.core.operators import ITEM_BYTES, Op, TensorSpec
+from dlperf.core.text import csv_rows
 
 TIMES = {"time_s": 1.0, "time_ms": 1e-3, "time_us": 1e-6, "best_ms": 1e-3}
 """Columns of the time, and their unit in seconds."""
@@ -181,14 +181,14 @@ def _read(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     if os.path.isdir(path):
         raise DlperfError(f"{path}: is a folder; name a CSV file")
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [(reader.line_num, cells) for cells in reader if any(cells)]
+        text = Path(path).read_text(encoding="utf-8-sig")
+        lines = [(number, cells) for number, cells in csv_rows(text) if any(cells)]
     except FileNotFoundError:
         raise DlperfError(f"{path}: there is no such file; name a CSV file of kernels") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        where = f"line {reader.line_num + 1}: " if isinstance(error, csv.Error) else ""
-        raise DlperfError(f"{path}: {where}is no CSV text; it may be cut or compressed") from None
+    except UnicodeDecodeError:
+        raise DlperfError(f"{path}: is no text; name a CSV file, not a compressed one") from None
+    except ValueError as error:
+        raise DlperfError(f"{path}: {error}: is no CSV text; it may be cut") from None
     if not lines:
         raise DlperfError(f"{path}: is empty; expected a header and a row for each kernel")
     header = [cell.strip() for cell in lines[0][1]]
@@ -217,8 +217,8 @@ def _family_of(path: str | Path, header: list[str]) -> str:
         )
     if {"Kernel Name", "Metric Name"} <= set(header):
         raise DlperfError(
-            f"{path}: is a profile of Nsight Compute, no table of kernels with shapes; expected"
-            f" columns such as {','.join(_CONV)},time_s"
+            f"{path}: is a profile of Nsight Compute, whose kernels have no shapes (dlperf roofline"
+            f" reads it); expected columns such as {','.join(_CONV)},time_s"
         )
     found = [name for name, own in _OWN.items() if own <= set(header)]
     if len(found) > 1:

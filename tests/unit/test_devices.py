@@ -385,7 +385,7 @@ def test_a_binary_or_missing_table_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b"\x1f\x8b\x08\xff")
     for unfit, expected in (
-        (path, "is no CSV text"),
+        (path, "is no text"),
         (tmp_path / "none.csv", "there is no such file"),
         (tmp_path, "is a folder"),
     ):
