@@ -165,7 +165,7 @@ def test_a_step_that_fits_only_without_cached_segments() -> None:
     short = device_memory(trace, 50 * MIB, context_bytes=20 * MIB)
     assert (short.fits, short.lacking_bytes) == (False, 2 * MIB)
     assert str(short) == (
-        "32.0 MiB allocated, 62.0 MiB reserved at the peak; lacks 2.00 MiB of 50.0 MiB less 20.0"
+        "32.0 MiB allocated, 62.0 MiB reserved at the peak; lacks 2.00 MiB in 50.0 MiB less 20.0"
         " MiB of the CUDA context"
     )
 

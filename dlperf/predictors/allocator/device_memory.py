@@ -50,6 +50,8 @@ class DeviceMemory:
     with which the steps run: segments without a block in use go back to the device when it has no
     memory left. `peak_bytes` are the bytes by kind at the peak of the allocated memory (see
     :data:`KINDS`). `context_bytes` are taken by the process outside the allocator.
+    `fitting_batch_size` is the largest batch size that fits where the step's own does not: None if
+    it is unknown, 0 if not even one sample does.
     """
 
     peak_allocated_bytes: int
@@ -59,6 +61,7 @@ class DeviceMemory:
     capacity_bytes: int | None = None
     context_bytes: int = CONTEXT_BYTES
     notes: tuple[str, ...] = ()
+    fitting_batch_size: int | None = None
 
     @property
     def lacking_bytes(self) -> int:
@@ -79,7 +82,9 @@ class DeviceMemory:
             "context_bytes": self.context_bytes,
             "needed_bytes": self.needed_bytes,
             "lacking_bytes": self.lacking_bytes,
+            "fitting_batch_size": self.fitting_batch_size,
             "peak_bytes": dict(self.peak_bytes),
+            "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
@@ -89,13 +94,16 @@ class DeviceMemory:
         )
         if self.capacity_bytes is None:
             return needs
-        free = f"{format_bytes(self.capacity_bytes)} less {format_bytes(self.context_bytes)}"
-        verdict = (
-            f"fits into {free} of the CUDA context"
-            if self.fits
-            else f"lacks {format_bytes(self.lacking_bytes)} of {free} of the CUDA context"
+        room = (
+            f"{format_bytes(self.capacity_bytes)} less {format_bytes(self.context_bytes)} of the"
+            " CUDA context"
         )
-        return f"{needs}; {verdict}"
+        if self.fits:
+            return f"{needs}; fits into {room}"
+        way_out = {None: "", 0: "; not even one sample fits"}.get(
+            self.fitting_batch_size, f"; batch size {self.fitting_batch_size} fits"
+        )
+        return f"{needs}; lacks {format_bytes(self.lacking_bytes)} in {room}{way_out}"
 
 
 def device_memory(
@@ -160,8 +168,9 @@ def largest_batch_size(
     """The largest batch size up to `batch_size` whose need is at most `free_bytes`; None if not
     even one sample fits.
 
-    `needed_bytes` gives the need of a batch size. As each call may be slow, the next size is where
-    the line through the two nearest needs crosses the limit; after some calls, the middle.
+    `needed_bytes` gives the need of a batch size. As each call may be slow, sizes are halved until
+    one fits; then the next one is where the line through the two nearest needs crosses the limit,
+    and after some calls the middle.
 
     >>> largest_batch_size(lambda n: 100 + 7 * n, 64, 200)
     14
@@ -169,11 +178,13 @@ def largest_batch_size(
     high, above = batch_size, needed_bytes(batch_size)
     if above <= free_bytes:
         return batch_size
-    if batch_size == 1:
-        return None
-    low, below = 1, needed_bytes(1)
-    if below > free_bytes:
-        return None
+    low, below = high, above
+    while below > free_bytes:
+        if low == 1:
+            return None
+        high, above = low, below
+        low //= 2
+        below = needed_bytes(low)
     n_calls = 0
     while high - low > 1:
         share = 0.5 if n_calls >= _N_LINES else (free_bytes - below) / (above - below)
@@ -260,5 +271,5 @@ def _notes(trace: Trace) -> Iterator[str]:
     if optimizer is not None and optimizer.implementation == "for-loop" and optimizer.n_tensors > 1:
         yield (
             f"{optimizer.type} was recorded as a for-loop; on a device PyTorch takes foreach=True,"
-            " whose temporaries are as large as all parameters or a multiple of it"
+            " whose temporaries may be as large as all parameters"
         )
