@@ -145,12 +145,21 @@ def write_timeline(args: Namespace, cases: Iterable[Case]) -> None:
         write_json(args.timeline, timeline(cases), indent=None)
 
 
-def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) -> Trace:
-    """The step of a target: read where the target is a trace file, recorded otherwise."""
+def read_or_record(
+    args: Namespace, spec: str, batch_size: int | None = None, on_accelerator: bool = False
+) -> Trace:
+    """The step of a target: read where the target is a trace file, recorded otherwise, with what
+    PyTorch chooses `on_accelerator`.
+    """
     if not is_trace(spec):
         from dlperf.recorder import recording
 
-        trace = recording.record_target(resolve(args, spec, batch_size))
+        target = resolve(args, spec, batch_size)
+        if on_accelerator:
+            from dlperf.recorder.device_defaults import with_device_defaults
+
+            target = target.changed(with_device_defaults)
+        trace = recording.record_target(target)
         for note in trace.notes:
             log(note)
         return trace
