@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -37,6 +38,11 @@ _PRODUCTS = frozenset(
         *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "addr", "dot", "linear"),
         *("_addmm_activation", "_int_mm", "_scaled_mm"),
     )
+)
+_ZEROS = ("aten.new_zeros", "aten.zeros", "aten.zeros_like")
+_SCATTERS = frozenset(
+    f"aten.{name}"
+    for name in ("scatter_add", "scatter", "index_put", "index_add", "index_fill", "put")
 )
 _N_LINES = 6
 
@@ -124,9 +130,9 @@ def device_memory(
     Raises DlperfError for a capacity that is no positive number of bytes.
     """
     CachingAllocator(capacity_bytes)  # refuses what is no capacity
-    small = _with_byte_masks(trace)
+    on_device = _as_on_a_device(trace)
     script = Script(
-        small,
+        on_device,
         lambda _: (),
         smallest_bytes=1,
         lasting=[(index, workspace_bytes) for index in _first_products(trace) if workspace_bytes],
@@ -142,8 +148,8 @@ def device_memory(
     script.run_on(heap, watch)
     by_kind: dict[str, int] = defaultdict(int)
     for index in live:
-        if index < len(small.storages):
-            by_kind[_kind(trace, small.storages[index])] += small.storages[index].nbytes
+        if index < len(on_device.storages):
+            by_kind[_kind(trace, on_device.storages[index])] += on_device.storages[index].nbytes
         else:
             by_kind["workspace"] += workspace_bytes
     by_kind["rounding"] = heap.peak_allocated_bytes - sum(by_kind.values())
@@ -220,29 +226,26 @@ def _first_products(trace: Trace) -> Iterator[int]:
     yield from threads.values()
 
 
-def _with_byte_masks(trace: Trace) -> Trace:
-    """The trace with dropout's masks as a device keeps them: one byte for each element.
+def _as_on_a_device(trace: Trace) -> Trace:
+    """The trace with the storages of a device that no mode watches.
 
-    A CPU draws a mask of the input's number format in place and divides it
-    (aten/src/ATen/native/Dropout.cpp).
+    A mask of dropout has one byte for each element: a CPU draws it in the input's number format, in
+    place, and divides it (aten/src/ATen/native/Dropout.cpp). Backwards scatter into zeros in place;
+    while a dispatch mode records, they make a copy (torch/csrc/autograd/FunctionsManual.cpp,
+    areAnyTensorSubclassLike).
     """
-    masks: dict[int, int] = {}
-    for index, op in enumerate(trace.ops[:-1]):
-        mask, after = _first(op), trace.ops[index + 1]
-        if (
-            op.packet == "aten.bernoulli_"
-            and after.packet == "aten.div_"
-            and mask is not None
-            and mask.storage >= 0
-            and _first(after) == mask
-        ):
-            masks[mask.storage] = mask.numel
-    if not masks:
-        return trace
-    storages = (
-        replace(storage, nbytes=masks.get(index, storage.nbytes))
-        for index, storage in enumerate(trace.storages)
-    )
+    storages = list(trace.storages)
+    for before, op in itertools.pairwise(trace.ops):
+        drawn, first = _first(before), _first(op)
+        if first is None or first.storage < 0:
+            continue
+        if (before.packet, op.packet) == ("aten.bernoulli_", "aten.div_") and drawn == first:
+            storages[first.storage] = replace(storages[first.storage], nbytes=first.numel)
+        zeros = [output.storage for output in before.outputs if before.packet in _ZEROS]
+        if op.packet in _SCATTERS and zeros == [first.storage] and op.phase == "backward":
+            copy = op.outputs[0].storage
+            storages[first.storage] = replace(storages[copy], born=storages[first.storage].born)
+            storages[copy] = replace(storages[copy], nbytes=0)
     return replace(trace, storages=tuple(storages))
 
 
@@ -270,6 +273,6 @@ def _notes(trace: Trace) -> Iterator[str]:
     optimizer = trace.optimizer
     if optimizer is not None and optimizer.implementation == "for-loop" and optimizer.n_tensors > 1:
         yield (
-            f"{optimizer.type} was recorded as a for-loop; on a device PyTorch takes foreach=True,"
-            " whose temporaries may be as large as all parameters"
+            f"{optimizer.type} was recorded as a for-loop; where PyTorch chooses, a device runs"
+            " foreach=True, whose temporaries may be as large as all parameters"
         )
