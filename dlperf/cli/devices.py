@@ -25,6 +25,7 @@ _SHEET_OPTIONS = (
 
 def check_new(args: Namespace) -> Problems:
     """Options that a data sheet cannot do without."""
+    check_file(args)  # without a file the page is all
     needed = [
         name for name in ("name", "units", "flops", "memory_bandwidth") if not vars(args)[name]
     ]
@@ -32,7 +33,6 @@ def check_new(args: Namespace) -> Problems:
     clocks = (args.base_clock, args.boost_clock)
     given = any(getattr(args, name) not in (None, False) for name in _SHEET_OPTIONS)
     return (
-        *check_file(args),
         *(
             (set(pairs or ()) - set(_LEVELS), f"--{name}: its names are L1, L2 and L3")
             for name, pairs in (("cache", args.cache), ("cache-bandwidth", args.cache_bandwidth))
@@ -106,13 +106,15 @@ def _write(args: Namespace, machine: Machine, text: str) -> Answer:
     if args.output is not None:
         machine.save(args.output)
         log(f"wrote {args.output}")
+    elif args.json is None:
+        log("nothing was written; -o FILE writes the machine file")
     return Answer(text, machine.to_json(), indent=None)
 
 
 def check_import(args: Namespace) -> Problems:
     """A table is of one device."""
+    check_file(args)  # without a file the page is all
     return (
-        *check_file(args),
         (
             bool(args.device) == bool(args.machine),
             "whose kernels are these? give one of --device NAME and --machine FILE of a device",
