@@ -174,7 +174,7 @@ def one_line(found: GpuRoofline) -> str:
     """The file, its kernels and their time."""
     total = format_seconds(found.profile.total.time_s)
     name = printable(found.profile.file)
-    return f"<GpuRoofline {name}: {len(found.profile.kernels)} kernels, {total}>"
+    return f"<GpuRoofline {name}: {_plural(len(found.profile.kernels), 'kernel')}, {total}>"
 
 
 def page(found: GpuRoofline, images: Sequence[Image] = ()) -> list[Block]:
@@ -193,7 +193,13 @@ def _title(found: GpuRoofline) -> str:
     profile = found.profile
     launches = sum(kernel.launches for kernel in profile.kernels)
     device = f" on {profile.device}" if profile.device else ""
-    return f"{Path(profile.file).name}: {len(profile.kernels)} kernels, {launches} launches{device}"
+    kernels = _plural(len(profile.kernels), "kernel")
+    name = printable(Path(profile.file).name)
+    return f"{name}: {kernels}, {_plural(launches, 'launch', 'es')}{device}"
+
+
+def _plural(n: int, noun: str, ending: str = "s") -> str:
+    return f"{n} {noun}{ending * (n != 1)}"
 
 
 def _roof_lines(found: GpuRoofline) -> tuple[str, ...]:
