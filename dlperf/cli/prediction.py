@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dlperf.cli.device_memory import DEVICE_MEMORY, memory_on_device
 from dlperf.cli.inputs import (
     Answer,
     check_predictors,
@@ -18,6 +20,7 @@ from dlperf.cli.inputs import (
     write_timeline,
 )
 from dlperf.cli.options import (
+    DEVICE,
     LOADER,
     MODEL,
     TARGET,
@@ -32,6 +35,7 @@ from dlperf.cli.options import (
 )
 from dlperf.cli.states import STATE, state_of
 from dlperf.core.argument_types import count, count_or_none
+from dlperf.core.errors import refuse
 from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
@@ -72,6 +76,10 @@ def check(args: Namespace) -> Problems:
             args.inference and of_training,
             f"{of_training} belongs to training; leave it or --inference out",
         ),
+        (
+            workers and args.device_memory,
+            "--workers are processes on a CPU; leave them or --device-memory out",
+        ),
         (samples is None and of_epoch, f"{of_epoch} forecasts an epoch and needs --samples N"),
     )
 
@@ -84,10 +92,18 @@ def predict(args: Namespace) -> Answer:
 
     check_predictors([args.predictor])
     factors = MachineFactors.of(dict(args.what_if))
-    machine = load_machine(args)
+    machine = load_machine(args, devices=True)
+    refuse(
+        (
+            machine.data_sheet is not None and args.workers,
+            "--workers share the cores of a measured machine; leave it out with a device",
+        )
+    )
     state = state_of(args.states, machine)
     point = None if args.point is None else Measurement.load(args.point)
-    recorded = read_or_record(args, args.target)
+    sheet = machine.data_sheet
+    is_accelerator = sheet is not None and sheet.kind == "accelerator"
+    recorded = read_or_record(args, args.target, on_accelerator=is_accelerator)
     threads = 1 if args.workers else threads_for(args, machine)
     prediction = predict_and_warn(
         recorded,
@@ -104,6 +120,7 @@ def predict(args: Namespace) -> Answer:
         from dlperf.forecast.worker_processes import predict_co_run
 
         prediction = predict_co_run(prediction, args.workers)
+    prediction = replace(prediction, device_memory=memory_on_device(args, recorded))
     write_timeline(args, [([prediction], None)])
     data = prediction.to_json(epoch, prediction.page_faults)
     return Answer(prediction_to_text(prediction, epoch), data)
@@ -201,7 +218,10 @@ COMMAND = Command(
             "--predictor",
             default="calibrated",
             metavar="NAME",
-            help="calibrated (default), roofline, gemm-table, viebke-a or viebke-b",
+            help=(
+                "calibrated (default), roofline, gemm-table, viebke-a or viebke-b; data-sheet is"
+                " that of devices"
+            ),
         ),
         option(
             "--point",
@@ -218,6 +238,7 @@ COMMAND = Command(
             help=f"the process's allocator policy: {', '.join(MALLOCS)}",
         ),
         STATE,
+        DEVICE_MEMORY,
         what_if(
             "flops, memory_bandwidth, l3_bandwidth: so many times as much; overhead, page_faults:"
             " so many times the cost"
@@ -272,6 +293,7 @@ COMMAND = Command(
             "--accumulate", type=count, metavar="K", help="batches to one step of the optimizer (1)"
         ),
         TIMELINE,
+        DEVICE,
         *common(),
         *MODEL,
     ),

@@ -38,8 +38,10 @@ def _device(args: Namespace) -> tuple[str, Roofs | None, float | None]:
     from dlperf.cli.inputs import load_machine
     from dlperf.ops.roofs import roofs_of
 
-    machine = load_machine(args)
-    return machine.cpu.model, roofs_of(machine, 1), None
+    machine = load_machine(args, devices=True)
+    sheet = machine.data_sheet
+    capability = (sheet.compute_capability or None) if sheet is not None else None
+    return machine.cpu.model, roofs_of(machine, 1), capability
 
 
 COMMAND = Command(
@@ -70,8 +72,11 @@ COMMAND = Command(
         output("folder to write the tables and the plot to", "DIR"),
         option(
             "--machine",
-            metavar="FILE",
-            help="machine whose roofs count (default: the roofs that the profile has, if any)",
+            metavar="FILE|NAME",
+            help=(
+                "machine, or device of the shelf such as a100, whose roofs count (default: the"
+                " roofs that the profile has, if any)"
+            ),
         ),
         *(one for one in common(threads=False, batch_size=False) if "--machine" not in one.flags),
     ),

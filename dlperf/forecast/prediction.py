@@ -32,7 +32,9 @@ from dlperf.forecast.worker_processes import (
 from dlperf.ops import counts
 from dlperf.ops import roofs as measured_roofs
 from dlperf.predictors import registry
+from dlperf.predictors.allocator.device_memory import DeviceMemory
 from dlperf.predictors.allocator.simulation import POLICIES, policy_of
+from dlperf.predictors.data_sheet import DATA_SHEET
 from dlperf.predictors.layer_traffic import LayerTraffic, layer_traffic
 from dlperf.predictors.page_faults import BOUND
 
@@ -123,10 +125,13 @@ def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
 
 @dataclass(frozen=True, repr=False)
 class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
-    """Prediction of a trace on a machine, by a predictor.
+    """Prediction of a trace on a machine, by a predictor. `device_memory` is its memory on a CUDA
+    device, where that was asked for.
 
     >>> # prediction.step.total_s; prediction.layers (DataFrame); prediction.ops (DataFrame)
     """
+
+    device_memory: DeviceMemory | None = None
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -286,7 +291,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         """The prediction as JSON data; nothing is predicted for it: `page_faults` are null unless
         given, for example as :attr:`page_faults`.
         """
-        trace = self.trace
+        trace, device = self.trace, self.device_memory
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -300,7 +305,11 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
             "workers": self.workers,
             "state": asdict(self.state),
             "what_if": self.what_if.changed,
-            "step": asdict(self.step),
+            "step": {
+                **asdict(self.step),
+                "peak_allocated_bytes": None if device is None else device.peak_allocated_bytes,
+                "peak_reserved_bytes": None if device is None else device.peak_reserved_bytes,
+            },
             "layers": [
                 {name: None if value != value else value for name, value in row.items()}
                 for row in self.layer_rows
@@ -312,6 +321,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
                 "unsupported": list(self.prices.unsupported),
             },
             "page_faults": None if page_faults is None else page_faults.to_json(),
+            "device_memory": None if device is None else device.to_json(),
             "warnings": list(self.warnings),
             "notes": [*trace.notes, *self.prices.notes],
             "versions": {**trace.versions, "machine": self.machine.cpu.model},
@@ -351,7 +361,8 @@ def predict(
     machine's resources by name (:class:`dlperf.core.what_if.MachineFactors`), such as
     ``{"memory_bandwidth": 2}``; the interval is wider by what is unknown of their overlap. For a
     machine file of another machine or torch than this, all times are extrapolated and the interval
-    is twice as wide; the prediction's warnings say so, and what else makes the file doubtful.
+    is twice as wide; the prediction's warnings say so, and what else makes the file doubtful. A
+    device of a data sheet is predicted by ``data-sheet`` where the predictor is ``calibrated``.
 
     Raises DlperfError for an argument of another type, an unknown predictor or policy, threads
     below 1, a machine file without what the predictor needs, a point of another network, or a
@@ -368,13 +379,21 @@ def predict(
     if threads is None:
         threads = usual_threads(machine)
     check_count("threads", threads)
+    is_device = machine.data_sheet is not None
+    if is_device and predictor == "calibrated":
+        predictor = DATA_SHEET
+    if is_device and predictor != DATA_SHEET:
+        raise DlperfError(
+            f"predictor {predictor!r} needs a measured machine; {machine.path or machine.cpu.model}"
+            " is a device by its data sheet: leave the predictor out"
+        )
     warnings = doubts_of(machine, trace, threads)
     if threads > machine.cpu.n_cores:
         warnings.append(
             f"{threads} threads asked for, the machine has {machine.cpu.n_cores} cores:"
             " extrapolated"
         )
-    if machine.threads and threads not in machine.threads:
+    if machine.threads and threads not in machine.threads and not is_device:
         warnings.append(
             f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not"
             f" {threads}: extrapolated; dlperf calibrate --threads {threads} measures it"
