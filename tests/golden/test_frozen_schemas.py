@@ -56,6 +56,7 @@ ANSWERED = (
     f"compare mlp-4.json mlp-32.json {_ON}",
     f"report lenet-16.json --measured measurement.json {_ON}",
     "roofline attention.csv",
+    "roofline attention.csv --machine a100",
 )
 """Commands whose answers give the formats."""
 
