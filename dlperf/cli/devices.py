@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from dlperf.core.machine import Machine
 
 _LEVELS = ("L1", "L2", "L3")
-_SHEET_OPTIONS = (
-    *("name", "kind", "units", "flops", "tensor_cores", "memory", "memory_bandwidth", "cache"),
-    *("cache_bandwidth", "base_clock", "boost_clock", "launch", "latency", "tf32", "source"),
-)
 
 
 def check_new(args: Namespace) -> Problems:
@@ -31,7 +27,6 @@ def check_new(args: Namespace) -> Problems:
     ]
     missing = "" if args.device or not needed else f"--{needed[0].replace('_', '-')}"
     clocks = (args.base_clock, args.boost_clock)
-    given = any(getattr(args, name) not in (None, False) for name in _SHEET_OPTIONS)
     return (
         *(
             (set(pairs or ()) - set(_LEVELS), f"--{name}: its names are L1, L2 and L3")
@@ -47,10 +42,6 @@ def check_new(args: Namespace) -> Problems:
             f"--base-clock {args.base_clock:g} is above --boost-clock {args.boost_clock:g}"
             if None not in clocks
             else "",
-        ),
-        (
-            given and not args.source,
-            "--source is missing; say where the values are from, such as a data sheet's URL",
         ),
     )
 
@@ -181,7 +172,12 @@ NEW = Command(
             "--latency", type=positive, metavar="4e-7", help="seconds of a load from the memory"
         ),
         flag("--tf32", "contractions in float32 use the tensor cores' tf32"),
-        option("--source", metavar="TEXT", help="where the given values are from"),
+        option(
+            "--source",
+            metavar="TEXT",
+            default="the command line",
+            help="where the given values are from, such as the data sheet's URL",
+        ),
         output("machine file to write"),
         *common(threads=False, batch_size=False),
     ),

@@ -448,7 +448,6 @@ def test_new_changes_a_device_of_the_shelf(answer: Answer) -> None:
     [
         ("machine new --name x -o x.json", "--units is missing"),
         ("machine new --device b100 -o x.json", "device 'b100' is unknown"),
-        ("machine new --device a100 --memory 1G -o x.json", "--source is missing"),
         ("machine new --device a100 --base-clock 1G -o x.json", "belong together"),
         (
             "machine new --device a100 --base-clock 2G --boost-clock 1G -o x.json",
