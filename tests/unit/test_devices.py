@@ -348,6 +348,7 @@ BAD: dict[str, tuple[str, str]] = {
     "other": ("a,b\n1,2\n", "is no table of kernels"),
     "json": ('{"schema": "dlperf.machine"}\n', "is no table of kernels"),
     "ncu": ('"ID","Kernel Name","Metric Name"\n"0","k","m"\n', "is a profile of Nsight Compute"),
+    "ncu, lines before": ('"Kernel Name","Metric Name"\n"0","k","m","1"\n', "of Nsight Compute"),
     "quotes": (f'{HEADER}\n"4,64\n', "is no CSV text"),
     "shape": ("shape,time_s\n4x-1,1e-6\n", "shape is '4x-1'; expected sizes with an x"),
     "no shape": ("shape,time_s\n0x4,1e-6\n", "expected sizes of at least 1"),
