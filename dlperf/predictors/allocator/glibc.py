@@ -36,10 +36,9 @@ class Heap(Counting):
     >>> block, faults = heap.allocate(2**20)  # a mapping: 256 pages and the alignment
     >>> faults
     257
-    >>> heap.free(block)                         # raises the threshold above 1 MiB
-    >>> heap.free(heap.allocate(2**20)[0])  # from the heap, whose pages stay
-    >>> heap.allocate(2**20)[1]
-    0
+    >>> heap.free(block)  # raises the threshold above 1 MiB
+    >>> heap.allocate(2**20)[1], heap.mapped_bytes  # from the heap
+    (257, 0)
     """
 
     def __init__(self, policy: Policy = POLICIES["default"]) -> None:
