@@ -17,6 +17,7 @@ from dlperf.core.host import usual_threads
 from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Machine
 from dlperf.core.machine_doubts import doubts_of, is_cross_machine
+from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PHASES, PredictedStep
 from dlperf.core.state import State
 from dlperf.core.trace import LOSS, Trace
@@ -38,8 +39,6 @@ from dlperf.predictors.page_faults import BOUND
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dlperf.core.measurement import Measurement
 
 SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
 _LAYER_COLUMNS = [
@@ -103,11 +102,14 @@ def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
     """Cost of page faults with recommendations; None for a small share of the step.
 
     Each other policy's step is predicted anew, since memory that is kept is also colder than pages
-    just zeroed. A policy that saves nothing is left out.
+    just zeroed. A policy that saves nothing is left out. There are none for kernels that were
+    profiled on another machine.
     """
     cost, step_s = page_fault_cost(prediction), prediction.step.total_s
     if cost is None or step_s is None:
         return None
+    if prediction.profiled_on is not None:
+        return cost  # of kernels that lie elsewhere in the caches, nothing is known here
     price = registry.get(prediction.predictor).price
     found = []
     for name, policy in POLICIES.items():
@@ -286,7 +288,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         """The prediction as JSON data; nothing is predicted for it: `page_faults` are null unless
         given, for example as :attr:`page_faults`.
         """
-        trace = self.trace
+        trace, source = self.trace, self.profiled_on
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -300,6 +302,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
             "workers": self.workers,
             "state": asdict(self.state),
             "what_if": self.what_if.changed,
+            "profiled_on": source and (source.path or source.cpu.model),
             "step": asdict(self.step),
             "layers": [
                 {name: None if value != value else value for name, value in row.items()}
@@ -339,6 +342,7 @@ def predict(
     point: Measurement | None = None,
     state: State | None = None,
     what_if: Mapping[str, float] | None = None,
+    profiled_on: Machine | None = None,
 ) -> Prediction:
     """Predict a recorded step on a measured machine without running it.
 
@@ -352,6 +356,9 @@ def predict(
     ``{"memory_bandwidth": 2}``; the interval is wider by what is unknown of their overlap. For a
     machine file of another machine or torch than this, all times are extrapolated and the interval
     is twice as wide; the prediction's warnings say so, and what else makes the file doubtful.
+    With `profiled_on`, the kernels are those of that machine, carried over to `machine` by what
+    bounds them (:mod:`dlperf.predictors.transfer`); a `point` is then a measurement of the step
+    there.
 
     Raises DlperfError for an argument of another type, an unknown predictor or policy, threads
     below 1, a machine file without what the predictor needs, a point of another network, or a
@@ -364,6 +371,10 @@ def predict(
         ("malloc", malloc, str, f"one of {', '.join(POLICIES)}"),
     ):
         check_type("predict", name, value, kind, way)
+    if point is not None:
+        check_type("predict", "point", point, Measurement, "Measurement.load(path) reads one")
+    if profiled_on is not None:
+        check_type("predict", "profiled_on", profiled_on, Machine, "Machine.load(path) reads one")
     factors = MachineFactors.of(what_if or {})
     if threads is None:
         threads = usual_threads(machine)
@@ -379,7 +390,15 @@ def predict(
             f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not"
             f" {threads}: extrapolated; dlperf calibrate --threads {threads} measures it"
         )
-    prices = registry.get(predictor, point).price(trace, machine, threads, policy_of(malloc).name)
+    if profiled_on is not None:
+        versions = profiled_on.versions.get("torch"), machine.versions.get("torch")
+        if None not in versions and versions[0] != versions[1]:
+            warnings.append(
+                f"kernels were profiled with torch {versions[0]}, the machine file has"
+                f" {versions[1]}: their kernels may differ"
+            )
+    chosen = registry.get(predictor, point, profiled_on)
+    prices = chosen.price(trace, machine, threads, policy_of(malloc).name)
     at = machine.usual_state if state is None else state
     prediction = Prediction(
         trace,
@@ -390,5 +409,6 @@ def predict(
         (*warnings, *prices.warnings),
         malloc,
         state=at,
+        profiled_on=profiled_on,
     ).under(factors)
     return prediction.cross_machine() if is_cross_machine(machine) else prediction
