@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dlperf.cli.device_memory import DEVICE_MEMORY, memory_on_device
 from dlperf.cli.inputs import (
     Answer,
     check_predictors,
@@ -74,6 +76,10 @@ def check(args: Namespace) -> Problems:
             args.inference and of_training,
             f"{of_training} belongs to training; leave it or --inference out",
         ),
+        (
+            workers and args.device_memory,
+            "--workers are processes on a CPU; leave them or --device-memory out",
+        ),
         (samples is None and of_epoch, f"{of_epoch} forecasts an epoch and needs --samples N"),
         (
             args.profiled_on and args.point,
@@ -112,6 +118,7 @@ def predict(args: Namespace) -> Answer:
         from dlperf.forecast.worker_processes import predict_co_run
 
         prediction = predict_co_run(prediction, args.workers)
+    prediction = replace(prediction, device_memory=memory_on_device(args, recorded))
     write_timeline(args, [([prediction], None)])
     data = prediction.to_json(epoch, prediction.page_faults)
     return Answer(prediction_to_text(prediction, epoch), data)
@@ -266,6 +273,7 @@ COMMAND = Command(
             help=f"the process's allocator policy: {', '.join(MALLOCS)}",
         ),
         STATE,
+        DEVICE_MEMORY,
         what_if(
             "flops, memory_bandwidth, l3_bandwidth: so many times as much; overhead, page_faults:"
             " so many times the cost"

@@ -33,6 +33,7 @@ from dlperf.forecast.worker_processes import (
 from dlperf.ops import counts
 from dlperf.ops import roofs as measured_roofs
 from dlperf.predictors import registry
+from dlperf.predictors.allocator.device_memory import DeviceMemory
 from dlperf.predictors.allocator.simulation import POLICIES, policy_of
 from dlperf.predictors.layer_traffic import LayerTraffic, layer_traffic
 from dlperf.predictors.page_faults import BOUND
@@ -125,10 +126,13 @@ def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
 
 @dataclass(frozen=True, repr=False)
 class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
-    """Prediction of a trace on a machine, by a predictor.
+    """Prediction of a trace on a machine, by a predictor. `device_memory` is its memory on a CUDA
+    device, where that was asked for.
 
     >>> # prediction.step.total_s; prediction.layers (DataFrame); prediction.ops (DataFrame)
     """
+
+    device_memory: DeviceMemory | None = None
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -288,7 +292,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         """The prediction as JSON data; nothing is predicted for it: `page_faults` are null unless
         given, for example as :attr:`page_faults`.
         """
-        trace, source = self.trace, self.profiled_on
+        trace, source, device = self.trace, self.profiled_on, self.device_memory
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -303,7 +307,11 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
             "state": asdict(self.state),
             "what_if": self.what_if.changed,
             "profiled_on": source and (source.path or source.cpu.model),
-            "step": asdict(self.step),
+            "step": {
+                **asdict(self.step),
+                "peak_allocated_bytes": None if device is None else device.peak_allocated_bytes,
+                "peak_reserved_bytes": None if device is None else device.peak_reserved_bytes,
+            },
             "layers": [
                 {name: None if value != value else value for name, value in row.items()}
                 for row in self.layer_rows
@@ -315,6 +323,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
                 "unsupported": list(self.prices.unsupported),
             },
             "page_faults": None if page_faults is None else page_faults.to_json(),
+            "device_memory": None if device is None else device.to_json(),
             "warnings": list(self.warnings),
             "notes": [*trace.notes, *self.prices.notes],
             "versions": {**trace.versions, "machine": self.machine.cpu.model},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dlperf.models import gpu_counters, memory_hierarchy
-from dlperf.ops.roofs import Roofs
+from dlperf.ops.roofs import Ceiling, Roofs
 
 LEVELS = ("L1", "L2", "DRAM")
 """The levels of a GPU's memory, innermost first. DRAM is HBM on data-center devices."""
@@ -143,33 +143,38 @@ def placement(work: KernelWork, roofs: Roofs) -> Placement | None:
 
     Multiply-adds run at the FMA peak of their precision, other instructions at the peak without
     FMA, the tensor cores at theirs, one after the other; every level moves its bytes at its full
-    rate meanwhile. So the least time errs low where latency counts. None where a count is unknown,
-    where the device lacks a roof for it, or where the kernel neither computes nor moves anything.
+    rate meanwhile. So the least time errs low where latency counts. A level without a roof limits
+    nothing; a precision without one has the highest of its kind. None where a count is unknown,
+    where there is no roof of DRAM or of arithmetic that the kernel does, or where it does nothing.
     """
     compute_s = _compute_s(work, roofs)
-    rates = {roof.level: roof.bytes_per_s for roof in roofs.bandwidths}
-    moved = [work.level_bytes[level] for level in LEVELS]
-    if compute_s is None or work.flops is None or None in moved or not {*LEVELS} <= {*rates}:
+    known = {roof.level: roof.bytes_per_s for roof in roofs.bandwidths if roof.level in LEVELS}
+    moved = {level: work.level_bytes[level] for level in known}
+    if compute_s is None or work.flops is None or None in moved.values() or "DRAM" not in known:
         return None
-    level_rates = [rates[level] for level in LEVELS]
-    level_bytes = [n_bytes or 0.0 for n_bytes in moved]
+    levels = [level for level in LEVELS if level in known]
+    level_rates = [known[level] for level in levels]
+    level_bytes = [moved[level] or 0.0 for level in levels]
     least_s = float(memory_hierarchy.time_s(compute_s, level_bytes, level_rates))
     if not least_s:
         return None
     level = int(memory_hierarchy.binding_level(compute_s, level_bytes, level_rates))
-    bound = COMPUTE if level == memory_hierarchy.COMPUTE else LEVELS[level]
+    bound = COMPUTE if level == memory_hierarchy.COMPUTE else levels[level]
     return Placement(bound, least_s, work.flops / least_s)
 
 
 def _compute_s(work: KernelWork, roofs: Roofs) -> float | None:
     """Least time of the arithmetic; None where a count or its roof is unknown."""
-    ceilings = {ceiling.dtype: ceiling for ceiling in roofs.ceilings}
+    of_threads = {c.dtype: c for c in roofs.ceilings if not c.dtype.startswith(TENSOR)}
+    of_tensor = {
+        c.dtype.removeprefix(TENSOR): c for c in roofs.ceilings if c.dtype.startswith(TENSOR)
+    }
     total_s = 0.0
     for precision, found in work.instructions.items():
-        ceiling = ceilings.get(PRECISIONS[precision])
-        if found is None or (found.flops and ceiling is None):
+        if found is None or (found.flops and not of_threads):
             return None
-        if ceiling is not None:
+        if found.flops:
+            ceiling = _ceiling(of_threads, PRECISIONS[precision])
             total_s += float(
                 memory_hierarchy.compute_s(
                     2 * found.n_fma,
@@ -178,14 +183,15 @@ def _compute_s(work: KernelWork, roofs: Roofs) -> float | None:
                     ceiling.other_flops_per_s,
                 )
             )
-    peaks = {
-        dtype.removeprefix(TENSOR): ceiling.fma_flops_per_s
-        for dtype, ceiling in ceilings.items()
-        if dtype.startswith(TENSOR)
-    }
     for dtype, flops in (work.tensor or {}).items():
-        if flops and not peaks:
+        if flops and not of_tensor:
             return None
         if flops:
-            total_s += flops / peaks.get(dtype, max(peaks.values()))
+            total_s += flops / _ceiling(of_tensor, dtype).fma_flops_per_s
     return total_s
+
+
+def _ceiling(ceilings: Mapping[str, Ceiling], dtype: str) -> Ceiling:
+    """The ceiling of a dtype, else the highest."""
+    highest = max(ceilings.values(), key=lambda ceiling: ceiling.fma_flops_per_s)
+    return ceilings.get(dtype, highest)

@@ -12,6 +12,8 @@ import subprocess
 from collections import Counter
 from collections.abc import Sequence
 
+from dlperf.core.text import printable
+
 _MOST = 60
 _FUNCTORS = (
     r"CUDAFunctorOnSelf_(\w+)",
@@ -65,7 +67,7 @@ def short_names(kernels: Sequence[str]) -> dict[str, str]:
     and no library of Python's index that does the same is kept up. Without it they stay.
     """
     readable = dict(zip(kernels, _demangled(kernels)))
-    names = {kernel: short_name(text) for kernel, text in readable.items()}
+    names = {k: printable(short_name(text)) or "(unnamed)" for k, text in readable.items()}
     counts, seen = Counter(names.values()), Counter[str]()
     for kernel, name in names.items():
         if counts[name] > 1:

@@ -7,6 +7,7 @@ Quantities come out in SI base units.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _ID, _KERNEL, _METRIC, _UNIT, _VALUE = (
     "Metric Unit",
     "Metric Value",
 )
+_PROCESS = "Process ID"
 _CAPABILITY, _DEVICE = "CC", "device__attribute_display_name"
 _MAJOR, _MINOR = (f"device__attribute_compute_capability_{part}" for part in ("major", "minor"))
 _LABELS = {"Duration": "gpu__time_duration.sum"}
@@ -212,14 +214,15 @@ class _Reader:
     def _long_launches(self) -> list[Launch]:
         name, kernel = self._column(_ID), self._column(_KERNEL)
         metric, unit, value = map(self._column, (_METRIC, _UNIT, _VALUE))
+        process = self._column(_PROCESS) if _PROCESS in self._titles else name
         launches: dict[tuple[object, ...], Launch] = {}
         runs: list[tuple[tuple[object, ...], list[str]]] = []
         part = 0
-        for line, cells in self._rows(max(name, kernel, metric, unit, value) + 1):
+        for line, cells in self._rows(max(process, name, kernel, metric, unit, value) + 1):
             if cells[metric].strip() == _METRIC:  # files that were joined
                 part += 1
                 continue
-            key = (part, cells[name], cells[kernel])
+            key = (part, cells[process], cells[name], cells[kernel])
             if key not in launches:
                 launches[key] = Launch(cells[kernel], {}, self._capability(cells, line))
             title = cells[metric].strip()
@@ -266,7 +269,7 @@ class _Reader:
             return
         if value.lower() in _ABSENT:
             return
-        if not _NUMBER.fullmatch(value):
+        if not _NUMBER.fullmatch(value) or math.isinf(float(value.replace(",", ""))):
             raise _Unfit(f"line {line}: {name} is {printable(value)!r:.60}, no number; {WAY_OUT}")
         factor = unit_factor(unit.strip())
         if factor is None:

@@ -368,12 +368,12 @@ def figure(found: GpuRoofline) -> Figure:
             [],
             [],
             color=LEVEL_COLORS[level],
-            linestyle=LEVEL_STYLES[level] if found.has_roofs else "",
+            linestyle=LEVEL_STYLES[level] if level in rates else "",
             marker="o",
             markersize=LEVEL_SIZES[level],
             label=f"{level}  {format_si(rates[level], 'B/s')}" if level in rates else level,
         )[0]
-        for level in (LEVELS if not found.has_roofs else [r.level for r in found.roofs.bandwidths])
+        for level in LEVELS
     ]
     names = [f"{n}:  {plain(point.layer, 34)}" for n, point in enumerate(points, 1)]
     handles += text_handles(ax, [" ", *names])

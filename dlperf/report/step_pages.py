@@ -356,6 +356,8 @@ def _step_facts(prediction: Prediction, epoch: Epoch | None) -> dict[str, str]:
         bounds = sorted(sums, key=lambda bound: -sums[bound])
         shares = (f"{bound} {100 * sums[bound] / total_s:.0f} %" for bound in bounds)
         facts["limited by"] = ", ".join(shares)
+    if prediction.device_memory is not None:
+        facts["device memory"] = str(prediction.device_memory)
     return facts if epoch is None else {**facts, **dict(epoch_facts(epoch))}
 
 

@@ -23,6 +23,8 @@ from dlperf.predictors.allocator.device_memory import (
     largest_batch_size,
 )
 from dlperf.predictors.allocator.simulation import Script
+from dlperf.recorder.device_defaults import with_device_defaults
+from dlperf.recorder.targets import Built
 
 # -- published figures -----------------------------------------------------------------------------
 
@@ -109,6 +111,37 @@ def test_as_mem_tracker_counts(parts: Callable[[], Parts], inference: bool) -> N
     assert heap.peak_allocated_bytes == pytest.approx(_tracked_bytes(parts, inference), abs=64)
 
 
+# -- what PyTorch chooses --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "foreach"),
+    [
+        ({}, True),
+        ({"foreach": False}, False),
+        ({"fused": True}, None),
+        ({"differentiable": True}, None),
+        ({"lr": torch.tensor(0.1)}, None),
+    ],
+)
+def test_an_optimizer_without_a_choice_runs_foreach(
+    options: dict[str, Any], foreach: bool | None
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), **options)
+    with_device_defaults(Built(model, (), torch.mean, optimizer))
+    assert [group["foreach"] for group in optimizer.param_groups] == [foreach]
+
+
+def test_an_optimizer_of_ones_own_stays() -> None:
+    class Own(torch.optim.Optimizer):
+        pass
+
+    optimizer = Own(nn.Linear(2, 2).parameters(), {})
+    with_device_defaults(Built(nn.Linear(2, 2), (), torch.mean, optimizer))
+    assert "foreach" not in optimizer.param_groups[0]
+
+
 # -- by hand ---------------------------------------------------------------------------------------
 
 
@@ -165,7 +198,7 @@ def test_a_step_that_fits_only_without_cached_segments() -> None:
     short = device_memory(trace, 50 * MIB, context_bytes=20 * MIB)
     assert (short.fits, short.lacking_bytes) == (False, 2 * MIB)
     assert str(short) == (
-        "32.0 MiB allocated, 62.0 MiB reserved at the peak; lacks 2.00 MiB of 50.0 MiB less 20.0"
+        "32.0 MiB allocated, 62.0 MiB reserved at the peak; lacks 2.00 MiB in 50.0 MiB less 20.0"
         " MiB of the CUDA context"
     )
 
@@ -177,6 +210,26 @@ def test_a_mask_of_dropout_has_a_byte_an_element() -> None:
     n_elements = 512 * 1000
     # In the backward live the mask, the output, which the caller holds, and the loss.
     assert by_kind["activation"] == n_elements + 4 * n_elements + 4
+
+
+def test_a_backward_scatters_into_zeros_in_place() -> None:
+    """A table of 4 MB: its gradient is one table, though a recording makes zeros and a copy."""
+    table = nn.ParameterList([torch.randn(1000, 1000)])
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.table[0][rows]
+
+    trace = dlperf.record(Rows(), torch.tensor([1, 2]), optimizer=torch.optim.SGD(table, lr=0.1))
+    names = [op.packet for op in trace.ops]
+    assert names[names.index("aten.new_zeros") + 1] == "aten.index_put"
+    by_kind = dict(device_memory(trace).peak_bytes)
+    assert (by_kind["parameter"], by_kind["gradient"]) == (4_000_000, 4_000_000)
+    assert by_kind["temporary"] < 20_000
 
 
 def test_foreach_holds_temporaries_of_all_parameters() -> None:

@@ -334,7 +334,17 @@ def test_no_place_without_a_count_or_a_roof() -> None:
     assert placement(work_of(dram=None), ROOFS) is None
     assert placement(work_of(n_fma=1), Roofs(ROOFS.bandwidths, ())) is None
     assert placement(work_of({"": 1.0}), Roofs(ROOFS.bandwidths, ROOFS.ceilings[1:])) is None
-    assert placement(work_of(n_fma=1), Roofs(ROOFS.bandwidths[1:], ROOFS.ceilings)) is None
+    assert placement(work_of(n_fma=1), Roofs(ROOFS.bandwidths[:2], ROOFS.ceilings)) is None
+
+
+def test_a_level_without_a_roof_limits_nothing() -> None:
+    only_dram = Roofs(ROOFS.bandwidths[2:], ROOFS.ceilings)
+    assert placement(work_of(n_fma=40), only_dram) == ("DRAM", 1.0, 80.0)
+
+
+def test_a_precision_without_a_roof_has_the_highest_of_its_kind() -> None:
+    half = KernelWork(1.0, {"half": Instructions(n_fma=100)}, None, False, work_of().level_bytes)
+    assert placement(half, ROOFS) == ("compute", 2.0, 100.0)  # 200 FLOP at float32's 100 FLOP/s
 
 
 def test_formulas() -> None:
@@ -408,6 +418,13 @@ def test_short_names(kernel: str, name: str) -> None:
 def test_kernels_with_the_same_short_name_get_numbers() -> None:
     names = short_names(["ampere_sgemm_128x128_tn", "k(int)", "volta_sgemm_128x128_tn"])
     assert list(names.values()) == ["gemm 128x128 tn #1", "k", "gemm 128x128 tn #2"]
+
+
+def test_names_that_no_line_can_show() -> None:
+    assert list(short_names(["", "evil\x1b[31m\nname"]).values()) == [
+        "(unnamed)",
+        "evil\\x1b[31m\\nname",
+    ]
 
 
 @pytest.mark.process

@@ -105,6 +105,7 @@ def test_lines_of_the_profiler_and_the_program_are_left_out(tmp_path: Path) -> N
     assert launches(tmp_path, b"\xef\xbb\xbf" + text.encode()) == found
     assert launches(tmp_path, text.replace("\n", "\r\n")) == found
     assert len(launches(tmp_path, text + text)) == 2  # two runs in one file
+    assert len(launches(tmp_path, text + body.replace('"7"', '"8"'))) == 2  # two processes
 
 
 @pytest.mark.parametrize(
@@ -197,6 +198,7 @@ def test_a_last_kernel_without_the_end_of_its_metrics_is_a_cut(
         (long_page((0, "k", "m__x.sum", "byte", "27.595.520")), "decimal comma"),
         (long_page((0, "k", "m__x.sum", "byte", "many")), "m__x.sum is 'many', no number"),
         (long_page((0, "k", "m__x.sum", "byte", "-3")), "no number"),
+        (long_page((0, "k", "m__x.sum", "byte", "1e999")), "no number"),
         (long_page((0, "k", "m__x.sum", "parsec", "3")), "has the unit 'parsec'"),
         ("ID,Kernel Name,Metric Name,Metric Unit\n0,k,m__x.sum,byte\n", "no column 'Metric Value'"),
         ("ID,ID,Kernel Name,dram__bytes.sum\n", "has the column 'ID' twice"),

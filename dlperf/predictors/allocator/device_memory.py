@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -38,6 +39,11 @@ _PRODUCTS = frozenset(
         *("_addmm_activation", "_int_mm", "_scaled_mm"),
     )
 )
+_ZEROS = ("aten.new_zeros", "aten.zeros", "aten.zeros_like")
+_SCATTERS = frozenset(
+    f"aten.{name}"
+    for name in ("scatter_add", "scatter", "index_put", "index_add", "index_fill", "put")
+)
 _N_LINES = 6
 
 
@@ -50,6 +56,8 @@ class DeviceMemory:
     with which the steps run: segments without a block in use go back to the device when it has no
     memory left. `peak_bytes` are the bytes by kind at the peak of the allocated memory (see
     :data:`KINDS`). `context_bytes` are taken by the process outside the allocator.
+    `fitting_batch_size` is the largest batch size that fits where the step's own does not: None if
+    it is unknown, 0 if not even one sample does.
     """
 
     peak_allocated_bytes: int
@@ -59,6 +67,7 @@ class DeviceMemory:
     capacity_bytes: int | None = None
     context_bytes: int = CONTEXT_BYTES
     notes: tuple[str, ...] = ()
+    fitting_batch_size: int | None = None
 
     @property
     def lacking_bytes(self) -> int:
@@ -79,7 +88,9 @@ class DeviceMemory:
             "context_bytes": self.context_bytes,
             "needed_bytes": self.needed_bytes,
             "lacking_bytes": self.lacking_bytes,
+            "fitting_batch_size": self.fitting_batch_size,
             "peak_bytes": dict(self.peak_bytes),
+            "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
@@ -89,13 +100,16 @@ class DeviceMemory:
         )
         if self.capacity_bytes is None:
             return needs
-        free = f"{format_bytes(self.capacity_bytes)} less {format_bytes(self.context_bytes)}"
-        verdict = (
-            f"fits into {free} of the CUDA context"
-            if self.fits
-            else f"lacks {format_bytes(self.lacking_bytes)} of {free} of the CUDA context"
+        room = (
+            f"{format_bytes(self.capacity_bytes)} less {format_bytes(self.context_bytes)} of the"
+            " CUDA context"
         )
-        return f"{needs}; {verdict}"
+        if self.fits:
+            return f"{needs}; fits into {room}"
+        way_out = {None: "", 0: "; not even one sample fits"}.get(
+            self.fitting_batch_size, f"; batch size {self.fitting_batch_size} fits"
+        )
+        return f"{needs}; lacks {format_bytes(self.lacking_bytes)} in {room}{way_out}"
 
 
 def device_memory(
@@ -116,9 +130,9 @@ def device_memory(
     Raises DlperfError for a capacity that is no positive number of bytes.
     """
     CachingAllocator(capacity_bytes)  # refuses what is no capacity
-    small = _with_byte_masks(trace)
+    on_device = _as_on_a_device(trace)
     script = Script(
-        small,
+        on_device,
         lambda _: (),
         smallest_bytes=1,
         lasting=[(index, workspace_bytes) for index in _first_products(trace) if workspace_bytes],
@@ -134,8 +148,8 @@ def device_memory(
     script.run_on(heap, watch)
     by_kind: dict[str, int] = defaultdict(int)
     for index in live:
-        if index < len(small.storages):
-            by_kind[_kind(trace, small.storages[index])] += small.storages[index].nbytes
+        if index < len(on_device.storages):
+            by_kind[_kind(trace, on_device.storages[index])] += on_device.storages[index].nbytes
         else:
             by_kind["workspace"] += workspace_bytes
     by_kind["rounding"] = heap.peak_allocated_bytes - sum(by_kind.values())
@@ -160,8 +174,9 @@ def largest_batch_size(
     """The largest batch size up to `batch_size` whose need is at most `free_bytes`; None if not
     even one sample fits.
 
-    `needed_bytes` gives the need of a batch size. As each call may be slow, the next size is where
-    the line through the two nearest needs crosses the limit; after some calls, the middle.
+    `needed_bytes` gives the need of a batch size. As each call may be slow, sizes are halved until
+    one fits; then the next one is where the line through the two nearest needs crosses the limit,
+    and after some calls the middle.
 
     >>> largest_batch_size(lambda n: 100 + 7 * n, 64, 200)
     14
@@ -169,11 +184,13 @@ def largest_batch_size(
     high, above = batch_size, needed_bytes(batch_size)
     if above <= free_bytes:
         return batch_size
-    if batch_size == 1:
-        return None
-    low, below = 1, needed_bytes(1)
-    if below > free_bytes:
-        return None
+    low, below = high, above
+    while below > free_bytes:
+        if low == 1:
+            return None
+        high, above = low, below
+        low //= 2
+        below = needed_bytes(low)
     n_calls = 0
     while high - low > 1:
         share = 0.5 if n_calls >= _N_LINES else (free_bytes - below) / (above - below)
@@ -209,29 +226,26 @@ def _first_products(trace: Trace) -> Iterator[int]:
     yield from threads.values()
 
 
-def _with_byte_masks(trace: Trace) -> Trace:
-    """The trace with dropout's masks as a device keeps them: one byte for each element.
+def _as_on_a_device(trace: Trace) -> Trace:
+    """The trace with the storages of a device that no mode watches.
 
-    A CPU draws a mask of the input's number format in place and divides it
-    (aten/src/ATen/native/Dropout.cpp).
+    A mask of dropout has one byte for each element: a CPU draws it in the input's number format, in
+    place, and divides it (aten/src/ATen/native/Dropout.cpp). Backwards scatter into zeros in place;
+    while a dispatch mode records, they make a copy (torch/csrc/autograd/FunctionsManual.cpp,
+    areAnyTensorSubclassLike).
     """
-    masks: dict[int, int] = {}
-    for index, op in enumerate(trace.ops[:-1]):
-        mask, after = _first(op), trace.ops[index + 1]
-        if (
-            op.packet == "aten.bernoulli_"
-            and after.packet == "aten.div_"
-            and mask is not None
-            and mask.storage >= 0
-            and _first(after) == mask
-        ):
-            masks[mask.storage] = mask.numel
-    if not masks:
-        return trace
-    storages = (
-        replace(storage, nbytes=masks.get(index, storage.nbytes))
-        for index, storage in enumerate(trace.storages)
-    )
+    storages = list(trace.storages)
+    for before, op in itertools.pairwise(trace.ops):
+        drawn, first = _first(before), _first(op)
+        if first is None or first.storage < 0:
+            continue
+        if (before.packet, op.packet) == ("aten.bernoulli_", "aten.div_") and drawn == first:
+            storages[first.storage] = replace(storages[first.storage], nbytes=first.numel)
+        zeros = [output.storage for output in before.outputs if before.packet in _ZEROS]
+        if op.packet in _SCATTERS and zeros == [first.storage] and op.phase == "backward":
+            copy = op.outputs[0].storage
+            storages[first.storage] = replace(storages[copy], born=storages[first.storage].born)
+            storages[copy] = replace(storages[copy], nbytes=0)
     return replace(trace, storages=tuple(storages))
 
 
@@ -259,6 +273,6 @@ def _notes(trace: Trace) -> Iterator[str]:
     optimizer = trace.optimizer
     if optimizer is not None and optimizer.implementation == "for-loop" and optimizer.n_tensors > 1:
         yield (
-            f"{optimizer.type} was recorded as a for-loop; on a device PyTorch takes foreach=True,"
-            " whose temporaries are as large as all parameters or a multiple of it"
+            f"{optimizer.type} was recorded as a for-loop; where PyTorch chooses, a device runs"
+            " foreach=True, whose temporaries may be as large as all parameters"
         )
