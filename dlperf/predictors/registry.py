@@ -7,6 +7,7 @@ from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
 from dlperf.predictors import (  # noqa: F401  (their import registers the predictors)
     calibrated,
+    data_sheet,
     gemm_table,
     roofline,
     viebke,
