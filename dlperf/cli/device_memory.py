@@ -14,6 +14,7 @@ from dlperf.core.streams import log, warn
 from dlperf.core.units import format_bytes
 
 if TYPE_CHECKING:
+    from dlperf.core.machine import Machine
     from dlperf.core.trace import Trace
     from dlperf.predictors.allocator.device_memory import DeviceMemory
 
@@ -25,24 +26,34 @@ DEVICE_MEMORY = option(
 )
 
 
-def memory_on_device(args: Namespace, recorded: Trace) -> DeviceMemory | None:
+def memory_on_device(args: Namespace, recorded: Trace, machine: Machine) -> DeviceMemory | None:
     """Memory of the step on the device of the options; None without one.
 
     Where there is code, the step is recorded as a device runs it, and other batch sizes are if it
     does not fit.
     """
-    from dlperf.predictors.allocator.device_memory import device_memory, largest_batch_size
+    from dlperf.predictors.allocator.device_memory import (
+        device_memory,
+        largest_batch_size,
+        workspace_bytes_of,
+    )
 
-    if args.device_memory is None:
+    capacity_bytes = args.device_memory
+    if capacity_bytes is None:
         return None
+    workspace_bytes = workspace_bytes_of(machine.cpu.model)
+
+    def memory_of(trace: Trace) -> DeviceMemory:
+        return device_memory(trace, capacity_bytes, workspace_bytes=workspace_bytes)
+
     if is_trace(args.target):
-        return _warned(device_memory(recorded, args.device_memory))
+        return _warned(memory_of(recorded))
     from dlperf.recorder.device_defaults import with_device_defaults
     from dlperf.recorder.recording import record_target
 
     def memory_at(batch_size: int) -> DeviceMemory:
         target = resolve(args, args.target).at(batch_size).changed(with_device_defaults)
-        found = device_memory(record_target(target), args.device_memory)
+        found = memory_of(record_target(target))
         log(f"batch size {batch_size}: needs {format_bytes(found.needed_bytes)} of the device")
         return found
 
@@ -56,7 +67,7 @@ def memory_on_device(args: Namespace, recorded: Trace) -> DeviceMemory | None:
 
     try:
         fitting = largest_batch_size(
-            needed_bytes, recorded.batch_size, args.device_memory - found.context_bytes
+            needed_bytes, recorded.batch_size, capacity_bytes - found.context_bytes
         )
     except DlperfError as error:
         warn(f"the batch size that fits is unknown: {error}")

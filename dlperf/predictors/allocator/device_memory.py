@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -18,8 +19,11 @@ CUBLAS_WORKSPACE_BYTES = 8_519_680
 """Workspace of a cuBLAS handle, ``CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8`` in KiB times count
 (aten/src/ATen/cuda/CublasHandlePool.cpp).
 """
-HOPPER_WORKSPACE_BYTES = 32 * MIB
-"""The same on devices of compute capability 9."""
+_WORKSPACES = (
+    (r"\bG?H(100|200|800|20)\b", 32 * MIB),  # compute capability 9
+    (r"\bMI3\d\d", 128 * MIB),  # gfx94, gfx95
+)
+"""The same on other devices, by a pattern of their names (the same file)."""
 CONTEXT_BYTES = 1_343_000_000
 """Device memory of a CUDA context and its kernels, which the allocator does not count: after a
 first tensor, transformers' page *Model memory anatomy* prints 1343 MB. Other published figures are
@@ -166,6 +170,16 @@ def device_memory(
         context_bytes,
         tuple(_notes(trace)),
     )
+
+
+def workspace_bytes_of(model: str) -> int:
+    """Default workspace of cuBLAS, or of hipBLAS, on a device.
+
+    >>> workspace_bytes_of("NVIDIA A100 PCIe 80GB"), workspace_bytes_of("NVIDIA H100 PCIe 80GB")
+    (8519680, 33554432)
+    """
+    found = (n_bytes for pattern, n_bytes in _WORKSPACES if re.search(pattern, model))
+    return next(found, CUBLAS_WORKSPACE_BYTES)
 
 
 def largest_batch_size(
