@@ -145,12 +145,21 @@ def write_timeline(args: Namespace, cases: Iterable[Case]) -> None:
         write_json(args.timeline, timeline(cases), indent=None)
 
 
-def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) -> Trace:
-    """The step of a target: read where the target is a trace file, recorded otherwise."""
+def read_or_record(
+    args: Namespace, spec: str, batch_size: int | None = None, on_accelerator: bool = False
+) -> Trace:
+    """The step of a target: read where the target is a trace file, recorded otherwise, with what
+    PyTorch chooses `on_accelerator`.
+    """
     if not is_trace(spec):
         from dlperf.recorder import recording
 
-        trace = recording.record_target(resolve(args, spec, batch_size))
+        target = resolve(args, spec, batch_size)
+        if on_accelerator:
+            from dlperf.recorder.device_defaults import with_device_defaults
+
+            target = target.changed(with_device_defaults)
+        trace = recording.record_target(target)
         for note in trace.notes:
             log(note)
         return trace
@@ -261,13 +270,32 @@ def default_cache(name: str) -> Path:
     return default_path().parent / name
 
 
-def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
-    """The named machine file, or this machine's. Raises DlperfError naming the command that makes
-    it.
+def load_machine(args: Namespace, path: str | Path | None = None, devices: bool = False) -> Machine:
+    """The named machine file or device of the shelf, or this machine's file.
+
+    Raises DlperfError naming the command that makes it, and for a device of a data sheet unless
+    `devices` are asked for.
     """
     from dlperf.core.machine import Machine
 
-    return Machine.load(path or args.machine or None)
+    name, device = path or args.machine or None, getattr(args, "device", None)
+    refuse((device and name, "give one of --machine and --device"))
+    if device or (name is not None and not os.path.exists(name)):
+        from dlperf.core import shelf
+
+        if device or str(name).lower() in shelf.names():
+            machine = shelf.device(device or str(name))
+        else:
+            machine = Machine.load(name)
+    else:
+        machine = Machine.load(name)
+    if machine.data_sheet is not None and not devices:
+        raise DlperfError(
+            f"{machine.path or machine.cpu.model}: is a device by its data sheet; this needs a"
+            " machine that dlperf calibrate measured (dlperf predict, validate --table and machine"
+            " show take devices)"
+        )
+    return machine
 
 
 def predict_here(

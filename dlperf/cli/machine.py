@@ -1,4 +1,4 @@
-"""``dlperf machine``: shows, checks and compares machine files, and probes the machine's state."""
+"""``dlperf machine``: shows, makes, checks and compares machine files, and probes the state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dlperf.cli.devices import IMPORT, NEW
 from dlperf.cli.inputs import Answer, load_machine, naming_unfit_kernels
 from dlperf.cli.options import Command, common, option
 from dlperf.cli.states import STATE_COMMAND
@@ -29,9 +30,14 @@ def show(args: Namespace) -> Answer:
 
         page = ClusterSummary(Cluster.load(args.files))
         return Answer(page.to_text(), page.to_json())
-    machine = load_machine(args, args.files)
+    machine = load_machine(args, args.files, devices=True)
     with naming_unfit_kernels(machine):
         summary = summarize(machine)
+    if machine.data_sheet is not None:
+        from dlperf.report.data_sheet_page import data_sheet_page, data_sheet_to_json
+
+        data = {**summary.to_json(), "data_sheet": data_sheet_to_json(machine.data_sheet)}
+        return Answer(fit(data_sheet_page(machine)), data)
     return Answer(fit(summary.to_text()), summary.to_json())
 
 
@@ -104,11 +110,13 @@ def _action(
 
 COMMAND = Command(
     "machine",
-    "show, check or compare machine files; probe this machine's state",
+    "show, make, check or compare machine files; probe this machine's state",
     actions=(
         _action("show", "what a machine file, or a cluster file, contains", show),
         _action("check", "whether a machine file can be trusted here; exit status 1 if not", check),
         _action("diff", "how two machine files differ", diff, 2),
         STATE_COMMAND,
+        NEW,
+        IMPORT,
     ),
 )

@@ -134,6 +134,11 @@ def common(threads: bool = True, batch_size: bool = True) -> tuple[Option, ...]:
     )
 
 
+DEVICE = option(
+    "--device",
+    metavar="NAME",
+    help="a device of the shelf: v100, a100, a100-sxm, h100, mi300x, epyc-7763, xeon-8380",
+)
 TIMELINE = option(
     "--timeline",
     metavar="FILE.json",

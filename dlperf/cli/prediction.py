@@ -20,6 +20,7 @@ from dlperf.cli.inputs import (
     write_timeline,
 )
 from dlperf.cli.options import (
+    DEVICE,
     LOADER,
     MODEL,
     TARGET,
@@ -34,6 +35,7 @@ from dlperf.cli.options import (
 )
 from dlperf.cli.states import STATE, state_of
 from dlperf.core.argument_types import count, count_or_none
+from dlperf.core.errors import refuse
 from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
@@ -90,10 +92,18 @@ def predict(args: Namespace) -> Answer:
 
     check_predictors([args.predictor])
     factors = MachineFactors.of(dict(args.what_if))
-    machine = load_machine(args)
+    machine = load_machine(args, devices=True)
+    refuse(
+        (
+            machine.data_sheet is not None and args.workers,
+            "--workers share the cores of a measured machine; leave it out with a device",
+        )
+    )
     state = state_of(args.states, machine)
     point = None if args.point is None else Measurement.load(args.point)
-    recorded = read_or_record(args, args.target)
+    sheet = machine.data_sheet
+    is_accelerator = sheet is not None and sheet.kind == "accelerator"
+    recorded = read_or_record(args, args.target, on_accelerator=is_accelerator)
     threads = 1 if args.workers else threads_for(args, machine)
     prediction = predict_and_warn(
         recorded,
@@ -208,7 +218,10 @@ COMMAND = Command(
             "--predictor",
             default="calibrated",
             metavar="NAME",
-            help="calibrated (default), roofline, gemm-table, viebke-a or viebke-b",
+            help=(
+                "calibrated (default), roofline, gemm-table, viebke-a or viebke-b; data-sheet is"
+                " that of devices"
+            ),
         ),
         option(
             "--point",
@@ -280,6 +293,7 @@ COMMAND = Command(
             "--accumulate", type=count, metavar="K", help="batches to one step of the optimizer (1)"
         ),
         TIMELINE,
+        DEVICE,
         *common(),
         *MODEL,
     ),

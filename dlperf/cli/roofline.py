@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dlperf.cli.inputs import Answer, write_folder
 from dlperf.cli.options import Command, common, option, output
 from dlperf.core.argument_types import FORMATS, formats, positive
+from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
     from dlperf.ops.roofs import Roofs
@@ -20,6 +21,11 @@ def roofline(args: Namespace) -> Answer:
 
     source, roofs, capability = _device(args)
     profile = gpu_kernels.load(args.profile, args.tensor_flops, capability)
+    if capability is not None and profile.capability not in (None, capability):
+        warn(
+            f"{args.profile}: is of a device of compute capability {profile.capability}, and"
+            f" {source} has {capability}; its roofs are another device's"
+        )
     if roofs is None:
         source, roofs = "the profile", profile.roofs
     found = gpu_roofline.GpuRoofline(profile, roofs, source)
@@ -36,10 +42,12 @@ def _device(args: Namespace) -> tuple[str, Roofs | None, float | None]:
     if args.machine is None:
         return "", None, None
     from dlperf.cli.inputs import load_machine
-    from dlperf.ops.roofs import roofs_of
+    from dlperf.ops.gpu_kernels import device_roofs
 
-    machine = load_machine(args)
-    return machine.cpu.model, roofs_of(machine, 1), None
+    machine = load_machine(args, devices=True)
+    roofs = device_roofs(machine)
+    sheet = machine.data_sheet
+    return machine.cpu.model, roofs, (sheet and sheet.compute_capability) or None
 
 
 COMMAND = Command(
@@ -70,8 +78,11 @@ COMMAND = Command(
         output("folder to write the tables and the plot to", "DIR"),
         option(
             "--machine",
-            metavar="FILE",
-            help="machine whose roofs count (default: the roofs that the profile has, if any)",
+            metavar="FILE|NAME",
+            help=(
+                "machine, or device of the shelf such as a100, whose roofs count (default: the"
+                " roofs that the profile has, if any)"
+            ),
         ),
         *(one for one in common(threads=False, batch_size=False) if "--machine" not in one.flags),
     ),

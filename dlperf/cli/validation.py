@@ -6,6 +6,7 @@ from argparse import Namespace
 
 from dlperf.cli.inputs import Answer
 from dlperf.cli.options import (
+    DEVICE,
     MODEL,
     Command,
     Problems,
@@ -34,6 +35,7 @@ def check(args: Namespace) -> Problems:
     known = PARTS.get(study, ())
     for_ranks = given(args, ("rates", "ranks", "quick_links"))
     random = {"seed": "chooses random ops", "ops": "is the number of random ops"}
+    of_studies = study or given(args, _ACCURACY_OPTIONS) or ("-o" if args.output else "targets")
     return (
         *(
             (
@@ -51,6 +53,11 @@ def check(args: Namespace) -> Problems:
             study and chosen,
             f"{study} has no --held-out-ops, --peers, --ablation, --predictor or --threads",
         ),
+        (
+            args.table and (study or chosen or args.targets or args.output),
+            f"--table judges by a table of kernels alone; leave {of_studies} out",
+        ),
+        (args.device and not args.table, "--device is for --table; other studies measure here"),
         (args.parts and not study, "--parts are those of --training and of --distributed"),
         *(
             (part not in known, f"--parts {part}: is unknown; known are {', '.join(known)}")
@@ -77,8 +84,12 @@ def check(args: Namespace) -> Problems:
 
 
 def validate(args: Namespace) -> Answer:
-    """The study of networks and single ops, of trainings, or of steps on several ranks."""
-    if args.training:
+    """The study of networks and single ops, of trainings, of steps on several ranks, or of a table
+    of kernels.
+    """
+    if args.table:
+        from dlperf.cli.table_validation import validate_table as study
+    elif args.training:
         from dlperf.cli.training_validation import validate_trainings as study
     elif args.distributed:
         from dlperf.cli.distributed_validation import validate_distributed as study
@@ -100,6 +111,12 @@ COMMAND = Command(
                 " --held-out-ops; a choice of them with --distributed)"
             ),
         ),
+        option(
+            "--table",
+            metavar="TABLE.csv",
+            help="judge the machine file, or a device, by a table of measured kernels instead",
+        ),
+        DEVICE,
         option(
             "--batch-sizes",
             type=counts,

@@ -61,6 +61,27 @@ def size(text: str) -> int:
     return found
 
 
+def amount(text: str) -> float:
+    """``1935G``, ``40Mi``, ``1e9``: a positive amount of any unit."""
+    with contextlib.suppress(ValueError):
+        if (found := parse_bytes(text)) >= 1:
+            return float(found)
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no positive amount; write for example 19.5T, 40Mi or 1e9"
+    )
+
+
+def amounts(text: str) -> dict[str, float]:
+    """``float32=19.5T,float16=312T``: amounts by name, each once."""
+    found: dict[str, float] = {}
+    for part in names(text):
+        name, equals, value = part.partition("=")
+        if not equals or not name or name in found:
+            raise argparse.ArgumentTypeError(f"{part!r} is no NAME=AMOUNT that stands there once")
+        found[name] = amount(value)
+    return found
+
+
 def shape(text: str) -> tuple[int, ...]:
     """``3,224,224``: sizes of at least 1."""
     return tuple(count(part) for part in text.split(","))

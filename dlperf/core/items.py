@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dlperf.core.state import State
 
 BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
-SOURCES = ("measured", "interpolated", "extrapolated", "unpriced")
+SOURCES = ("measured", "interpolated", "extrapolated", "data-sheet", "unpriced")
 KEPT_FRAC = 0.4
 """Least share of its time that keeps the bound of an item whose resources move."""
 

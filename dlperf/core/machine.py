@@ -32,6 +32,7 @@ from dlperf.core.costs import (
     Cost,
     CostKey,
 )
+from dlperf.core.data_sheet import DataSheet
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import default_path, find_path
@@ -84,6 +85,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     noticed, and `self_tests` how well the file predicted steps of networks that were timed in the
     end. It is `complete` if no planned point is left out. `reference` is the reading in whose
     state its predictions hold, the median of the calibration's; `readings` are all that were taken.
+    A device that was not calibrated has a `data_sheet`.
     """
 
     cpu: Cpu
@@ -105,14 +107,17 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     self_tests: tuple[SelfTest, ...] = ()
     reference: Reading | None = None
     readings: tuple[Reading, ...] = ()
+    data_sheet: DataSheet | None = None
 
     # -- questions ---------------------------------------------------------------------------------
 
     @cached_property
     def threads(self) -> tuple[int, ...]:
         """The thread counts that were measured: those of the kernels, as without kernels nothing
-        can be predicted.
+        can be predicted. A device counts as one thread, a processor of a data sheet has its cores.
         """
+        if self.data_sheet is not None:
+            return (self.cpu.n_cores if self.data_sheet.kind == "processor" else 1,)
         others = {b.threads for b in self.bandwidths} | {c.threads for c in self.costs}
         return tuple(sorted({k.threads for k in self.kernels} or others))
 
@@ -441,6 +446,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             "self_tests": [vars(test) for test in self.self_tests],
             "reference": None if self.reference is None else vars(self.reference),
             "readings": [vars(reading) for reading in self.readings],
+            "data_sheet": None if self.data_sheet is None else vars(self.data_sheet),
             "kernels": kernels,
             "tensors": table.to_json(),
         }
@@ -491,6 +497,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             self_tests=record.self_tests,
             reference=record.reference,
             readings=record.readings,
+            data_sheet=record.data_sheet,
         )
 
 

@@ -108,6 +108,8 @@ def is_cross_machine(machine: Machine) -> bool:
     """Whether the machine file describes another machine or torch than this. A machine without a
     file is one that somebody made up, and is taken as it is.
     """
+    if machine.data_sheet is not None:
+        return False
     return bool(machine.path and find_mismatches(machine, host.this_cpu(), host.versions()))
 
 
@@ -115,7 +117,7 @@ def doubts_of(machine: Machine, trace: Trace, threads: int) -> list[str]:
     """Doubts about a prediction by a machine file: mismatches with this machine or this trace, an
     unfinished or a busy calibration, a failed self-test. None about a machine without a file.
     """
-    if not machine.path:
+    if not machine.path or machine.data_sheet is not None:
         return []
     nearest = machine.nearest_threads(threads)
     doubts = [

@@ -34,6 +34,7 @@ from dlperf.ops import roofs as measured_roofs
 from dlperf.predictors import registry
 from dlperf.predictors.allocator.device_memory import DeviceMemory
 from dlperf.predictors.allocator.simulation import POLICIES, policy_of
+from dlperf.predictors.data_sheet import DATA_SHEET
 from dlperf.predictors.layer_traffic import LayerTraffic, layer_traffic
 from dlperf.predictors.page_faults import BOUND
 
@@ -360,7 +361,8 @@ def predict(
     machine's resources by name (:class:`dlperf.core.what_if.MachineFactors`), such as
     ``{"memory_bandwidth": 2}``; the interval is wider by what is unknown of their overlap. For a
     machine file of another machine or torch than this, all times are extrapolated and the interval
-    is twice as wide; the prediction's warnings say so, and what else makes the file doubtful.
+    is twice as wide; the prediction's warnings say so, and what else makes the file doubtful. A
+    device of a data sheet is predicted by ``data-sheet`` where the predictor is ``calibrated``.
 
     Raises DlperfError for an argument of another type, an unknown predictor or policy, threads
     below 1, a machine file without what the predictor needs, a point of another network, or a
@@ -377,13 +379,21 @@ def predict(
     if threads is None:
         threads = usual_threads(machine)
     check_count("threads", threads)
+    is_device = machine.data_sheet is not None
+    if is_device and predictor == "calibrated":
+        predictor = DATA_SHEET
+    if is_device and predictor != DATA_SHEET:
+        raise DlperfError(
+            f"predictor {predictor!r} needs a measured machine; {machine.path or machine.cpu.model}"
+            " is a device by its data sheet: leave the predictor out"
+        )
     warnings = doubts_of(machine, trace, threads)
     if threads > machine.cpu.n_cores:
         warnings.append(
             f"{threads} threads asked for, the machine has {machine.cpu.n_cores} cores:"
             " extrapolated"
         )
-    if machine.threads and threads not in machine.threads:
+    if machine.threads and threads not in machine.threads and not is_device:
         warnings.append(
             f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not"
             f" {threads}: extrapolated; dlperf calibrate --threads {threads} measures it"

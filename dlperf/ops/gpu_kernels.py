@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Machine
 from dlperf.models import gpu_counters, memory_hierarchy
-from dlperf.ops.roofs import Ceiling, Roofs
+from dlperf.ops.roofs import Ceiling, Roofs, roofs_of
 
 LEVELS = ("L1", "L2", "DRAM")
 """The levels of a GPU's memory, innermost first. DRAM is HBM on data-center devices."""
@@ -124,6 +126,26 @@ def sum_known(values: list[float | None] | tuple[float | None, ...]) -> float | 
     """
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
+
+
+def device_roofs(machine: Machine) -> Roofs:
+    """The roofs of a GPU by its data sheet. A level whose bandwidth the sheet does not tell has
+    none; without FMA half of the peak (Yang et al. 2019, section II.A).
+
+    Raises DlperfError for a machine that is no accelerator.
+    """
+    sheet = machine.data_sheet
+    if sheet is None or sheet.kind != "accelerator":
+        raise DlperfError(
+            f"{machine.path or machine.cpu.model}: is no GPU; --machine takes a device of the"
+            " shelf, such as a100, or a file of dlperf machine new"
+        )
+    ceilings = [
+        *(Ceiling(f"{TENSOR}{t}", peak, peak, "") for t, peak in sheet.matrix_flops_per_s.items()),
+        *(Ceiling(t, peak, peak / 2, "half of FMA") for t, peak in sheet.flops_per_s.items()),
+    ]
+    ceilings.sort(key=lambda ceiling: -ceiling.fma_flops_per_s)
+    return Roofs(roofs_of(machine, 1).bandwidths, tuple(ceilings))
 
 
 class Placement(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dlperf.core.costs import ARITHMETIC
+from dlperf.core.data_sheet import DataSheet
 from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Machine
 from dlperf.core.state import State
 from dlperf.ops import counts
@@ -39,6 +40,7 @@ class Ceiling:
 
 
 _HALF = "half of FMA"
+_DATA_SHEET = "data sheet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,28 @@ def roofs_of(machine: Machine, threads: int) -> Roofs:
     over these sets of the best sample). For caches those of :mod:`dlperf.microbench.ceilings` speak
     alone where the file holds them, since STREAM's sweeps of small sets are shorter than the call
     that makes them; for DRAM all do. What comes from farther out passes through a level, so none
-    counts as slower than the next one outwards.
+    counts as slower than the next one outwards. A device has the roofs of its data sheet.
     """
+    if machine.data_sheet is not None:
+        return _of_data_sheet(machine.data_sheet)
     return Roofs(tuple(_bandwidths(machine, threads)), tuple(_ceilings(machine, threads)))
+
+
+def _of_data_sheet(sheet: DataSheet) -> Roofs:
+    """The bandwidths that a data sheet states, and its peaks with matrix units."""
+    rates = zip(LEVELS, (*sheet.caches_bytes_per_s, sheet.dram_bytes_per_s))
+    peaks = {
+        dtype: sheet.peak_flops_per_s(dtype, contraction=True)
+        for dtype in (*sheet.flops_per_s, *sheet.matrix_flops_per_s)
+    }
+    ceilings = [
+        Ceiling(dtype, peak, sheet.peak_flops_per_s(dtype, contraction=False) / 2, _HALF)
+        for dtype, peak in peaks.items()
+    ]
+    return Roofs(
+        tuple(Roof(level, rate, _DATA_SHEET) for level, rate in rates if rate),
+        tuple(sorted(ceilings, key=lambda one: -one.fma_flops_per_s)),
+    )
 
 
 def _bandwidths(machine: Machine, threads: int) -> list[Roof]:

@@ -25,6 +25,7 @@ from dlperf.core.trace import Op
 from dlperf.models.roofline import time_s
 from dlperf.ops.roofs import roofs_of
 from dlperf.predictors.cache_model import CacheModel
+from dlperf.predictors.device_kernels import describe_on
 from dlperf.predictors.kernel_model import (
     Array,
     Hyperparameters,
@@ -111,7 +112,7 @@ class KernelCostModel:
         found: dict[tuple[str, ...], list[Kernel]] = defaultdict(list)
         for kernel in self.machine.kernels:
             if kernel.threads == self.threads:
-                found[sort_of(kernel.op)].append(kernel)
+                found[self._sort_of(kernel.op)].append(kernel)
         return dict(found)
 
     def _described(self, sort: tuple[str, ...]) -> dict[Variant, Rows]:
@@ -119,14 +120,26 @@ class KernelCostModel:
         if sort not in self._by_sort:
             found: dict[Variant, Rows] = defaultdict(list)
             for kernel in self._sorts.get(sort, ()):
-                if (description := describe(kernel.op, self.threads)) is not None:
+                if (description := self.describe(kernel.op)) is not None:
                     found[description.variant].append((description, kernel))
             self._by_sort[sort] = dict(found)
         return self._by_sort[sort]
 
     def _rows(self, variant: Variant) -> Rows:
         """Measured kernels of a variant with their descriptions."""
-        return self._described(sort_of_variant(variant)).get(variant, [])
+        is_device = self.machine.data_sheet is not None
+        sort = variant[:1] if is_device else sort_of_variant(variant)
+        return self._described(sort).get(variant, [])
+
+    def describe(self, op: Op) -> KernelDescription | None:
+        """Description of an operator's kernel on this machine."""
+        if self.machine.data_sheet is not None:
+            return describe_on(self.machine, op)
+        return describe(op, self.threads)
+
+    def _sort_of(self, op: Op) -> tuple[str, ...]:
+        """The sort of an operator; on a device its name."""
+        return sort_of(op) if self.machine.data_sheet is None else (op.packet.rstrip("_"),)
 
     def resolve(self, description: KernelDescription) -> Variant | None:
         """Variant whose model serves a description; None where none was measured.
@@ -236,8 +249,9 @@ class KernelCostModel:
 
     def modelled(self, ops: Iterable[Op]) -> list[PricedKernel | None]:
         """Modelled times of ops; None for an op without a model."""
+        is_device = self.machine.data_sheet is not None
         return self.kernels_s(
-            [tuple(describe(one, self.threads) for one in sub_kernels(op)) for op in ops]
+            [tuple(map(self.describe, (op,) if is_device else sub_kernels(op))) for op in ops]
         )
 
     def kernels_s(

@@ -6,6 +6,7 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.measurement import Measurement
 from dlperf.predictors import (  # noqa: F401  (their import registers the predictors)
     calibrated,
+    data_sheet,
     gemm_table,
     roofline,
     viebke,

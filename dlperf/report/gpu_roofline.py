@@ -15,8 +15,15 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.text import csv_text, printable
 from dlperf.core.units import format_percent, format_seconds, format_si
 from dlperf.core.version import VERSION
-from dlperf.ops.gpu_kernels import LEVELS, PRECISIONS, KernelWork, Placement, placement
-from dlperf.ops.roofs import Ceiling, Roofs
+from dlperf.ops.gpu_kernels import (
+    LEVELS,
+    PRECISIONS,
+    TENSOR,
+    KernelWork,
+    Placement,
+    placement,
+)
+from dlperf.ops.roofs import Roofs
 from dlperf.profiler.gpu_kernels import VOLTA_FLOPS, GpuKernel, GpuProfile
 from dlperf.report import html
 from dlperf.report.document import (
@@ -174,7 +181,7 @@ def one_line(found: GpuRoofline) -> str:
     """The file, its kernels and their time."""
     total = format_seconds(found.profile.total.time_s)
     name = printable(found.profile.file)
-    return f"<GpuRoofline {name}: {len(found.profile.kernels)} kernels, {total}>"
+    return f"<GpuRoofline {name}: {_plural(len(found.profile.kernels), 'kernel')}, {total}>"
 
 
 def page(found: GpuRoofline, images: Sequence[Image] = ()) -> list[Block]:
@@ -193,7 +200,13 @@ def _title(found: GpuRoofline) -> str:
     profile = found.profile
     launches = sum(kernel.launches for kernel in profile.kernels)
     device = f" on {profile.device}" if profile.device else ""
-    return f"{Path(profile.file).name}: {len(profile.kernels)} kernels, {launches} launches{device}"
+    kernels = _plural(len(profile.kernels), "kernel")
+    name = printable(Path(profile.file).name)
+    return f"{name}: {kernels}, {_plural(launches, 'launch', 'es')}{device}"
+
+
+def _plural(n: int, noun: str, ending: str = "s") -> str:
+    return f"{n} {noun}{ending * (n != 1)}"
 
 
 def _roof_lines(found: GpuRoofline) -> tuple[str, ...]:
@@ -344,8 +357,7 @@ def figure(found: GpuRoofline) -> Figure:
     points = every_point[:MAX_KERNELS]
     canvas = new_figure(10.6, 6.0)
     ax = canvas.subplots()
-    lines = [line for ceiling in found.roofs.ceilings for line in _lines(ceiling, points)]
-    lines.sort(key=lambda line: -line.flops_per_s)
+    lines = _lines(found)
     if found.has_roofs:
         draw_roofs(ax, points, found.roofs, lines, (3, 3, 2.5, 1.7), LEVEL_COLORS)
     elif points:
@@ -388,12 +400,22 @@ def figure(found: GpuRoofline) -> Figure:
     return canvas
 
 
-def _lines(ceiling: Ceiling, points: Sequence[Point]) -> list[Line]:
-    """The peak of a dtype, and that without multiply-adds."""
-    peak, other = ceiling.fma_flops_per_s, ceiling.other_flops_per_s
-    found = [Line(peak, f"{ceiling.dtype}  {format_si(peak, 'FLOP/s')}", width=1.6)]
-    if other < peak and not ceiling.dtype.startswith("tensor"):
-        found.append(
-            Line(other, f"{ceiling.dtype} no FMA  {format_si(other, 'FLOP/s')}", (0, (5, 2)))
-        )
-    return found
+def _lines(found: GpuRoofline) -> list[Line]:
+    """The peaks, the highest first, those of the same height in one; for precisions of the CUDA
+    cores that the kernels use, also the peak without multiply-adds.
+    """
+    profile = found.profile
+    used = {d for p, d in PRECISIONS.items() if any(k.work.flops_of(p) for k in profile.kernels)}
+    heights: dict[tuple[float, str], list[str]] = {}
+    for ceiling in sorted(found.roofs.ceilings, key=lambda one: one.dtype.startswith(TENSOR)):
+        heights.setdefault((ceiling.fma_flops_per_s, ""), []).append(ceiling.dtype)
+        if ceiling.dtype in used and ceiling.other_flops_per_s < ceiling.fma_flops_per_s:
+            heights.setdefault((ceiling.other_flops_per_s, " no FMA"), []).append(ceiling.dtype)
+    lines = []
+    for (height, what), dtypes in heights.items():
+        first, *others = dtypes
+        is_tensor = first.startswith(TENSOR)
+        names = [first, *(dtype.removeprefix(TENSOR) if is_tensor else dtype for dtype in others)]
+        text = f"{', '.join(names)}{what}  {format_si(height, 'FLOP/s')}"
+        lines.append(Line(height, text, (0, (5, 2)) if what else "solid", 1.0 if what else 1.6))
+    return sorted(lines, key=lambda line: -line.flops_per_s)

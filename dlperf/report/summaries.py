@@ -105,6 +105,8 @@ def _(machine: Machine) -> list[Block]:
 
 
 def _state(machine: Machine) -> str:
+    if machine.data_sheet is not None:
+        return f"{machine.data_sheet.kind} by its data sheet"
     return f"{machine.mode} calibration, {'complete' if machine.complete else 'incomplete'}"
 
 

@@ -60,6 +60,9 @@ COMMANDS = {
     "report": f"report lenet-16.json --measured measurement.json {ELSEWHERE} --threads 1",
     "reproduce": "reproduce",
     "roofline": "roofline flash-attention.csv",
+    "roofline-a100": "roofline attention.csv --machine a100",
+    "predict-device": "predict lenet-16.json --device a100",
+    "show-device": "machine show v100",
 }
 ITERATED = {"show-cluster": 1e-7}
 """Relative tolerances of answers with parameters that an iteration finds.

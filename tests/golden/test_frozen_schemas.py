@@ -42,6 +42,7 @@ ANSWERED = (
     "machine diff machine.json elsewhere.json",
     "machine show machine.json",
     "machine show cluster.json",
+    "machine show a100",
     f"predict lenet-16.json {_ON} --samples 1000 --epochs 2 --val-samples 100",
     f"predict lenet-inference-16.json {_ON}",
     f"predict cnn-medium-64.json {_ON} --device-memory 1GiB",
@@ -55,6 +56,7 @@ ANSWERED = (
     f"compare mlp-4.json mlp-32.json {_ON}",
     f"report lenet-16.json --measured measurement.json {_ON}",
     "roofline attention.csv",
+    "roofline attention.csv --machine a100",
 )
 """Commands whose answers give the formats."""
 

@@ -135,6 +135,38 @@ def test_bounds_under_the_roofs_of_a_device(attention: Path) -> None:
     assert rows["elementwise: mul"]["bound"] in ("L2", "DRAM")
 
 
+def test_roofs_of_a_device_of_the_shelf(
+    attention: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(capsys, attention, "--machine", "a100")
+    assert not found["tensor_flops_assumed"]
+    assert found["compute_capability"] == 8.0
+    roofs, kernels = found["roofs"], found["kernels"]
+    assert isinstance(roofs, dict)
+    assert isinstance(kernels, list)
+    peaks = {peak["dtype"]: peak["fma_flops_per_s"] for peak in roofs["peaks"]}
+    # NVIDIA's data sheet: 312 TFLOP/s of tensor cores, 19.5 TFLOP/s of CUDA cores
+    assert (peaks["tensor float16"], peaks["float32"]) == (312e12, 19.5e12)
+    assert {k["bound"] for k in kernels} <= {"compute", "L1", "L2", "DRAM"}
+    gemm = next(k for k in kernels if k["kernel"] == "ampere_sgemm_128x128_tn")
+    least_s = 2 * 8388608 / 19.5e12 + 262144 / 9.75e12
+    assert gemm["attainable_flops_per_s"] == pytest.approx(gemm["flops"] / least_s)
+
+
+def test_a_processor_is_no_gpu(attention: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["roofline", str(attention), "--machine", "epyc-7763"]) == 2
+    told = capsys.readouterr().err
+    assert "AMD EPYC 7763: is no GPU; --machine takes" in told
+    assert told.count("\n") == 1
+
+
+def test_a_profile_of_another_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ncu.csv"
+    path.write_text("ID,Kernel Name,CC,dram__bytes.sum\n,,,byte\n0,k,7.0,100\n")
+    assert main(["roofline", str(path), "--machine", "a100"]) == 0
+    assert "is of a device of compute capability 7.0, and NVIDIA A100" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_files(attention: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "out"

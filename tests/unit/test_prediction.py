@@ -303,7 +303,7 @@ def test_threads_that_were_not_measured_are_warned_of() -> None:
 def test_an_unknown_predictor_is_told_the_known_ones() -> None:
     with pytest.raises(
         DlperfError,
-        match="predictor 'oracle' is unknown; known are calibrated, gemm-table, roofline",
+        match="predictor 'oracle' is unknown; known are calibrated, data-sheet, gemm-table",
     ):
         predict(cnn_trace(), machine(), predictor="oracle")
     assert set(names()) >= {"calibrated", "gemm-table", "roofline"}

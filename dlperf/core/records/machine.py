@@ -17,6 +17,7 @@ from dlperf.core.conversion import (
     Threads,
     Whole,
 )
+from dlperf.core.data_sheet import DataSheet
 from dlperf.core.records.trace import TensorRecord
 from dlperf.core.state import Reading
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
@@ -127,3 +128,4 @@ class MachineRecord(Struct, gc=False):
     reference: Reading | None  #: The median reading of the calibration.
     readings: tuple[Reading, ...]  #: Readings of the machine's state.
     co_runs: list[CoRunRecord] = []  #: Worker processes at once.
+    data_sheet: DataSheet | None = None  #: A device by its data sheet; null if measured.

@@ -1,0 +1,197 @@
+"""The data-sheet predictor: time of a step on a device that was not calibrated.
+
+    t(step) = sum over ops of kernel
+
+A kernel that the machine file holds (``dlperf machine import``) has its measured time; one like it
+that of its kernel model; any other one that of the device's data sheet
+(:mod:`dlperf.predictors.device_kernels`). Kernels run one after another. The host is not priced: it
+runs ahead of the device, so Python and dispatch count only where they take longer than the device
+does. Views start no kernel. Operands come from the device's memory, as after a kernel that
+touched more than the caches hold. Errs low where the host is slower than the device, and high where
+operands are still in a cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Machine
+from dlperf.core.prediction import Item, Prices
+from dlperf.core.trace import Op, TensorSpec, Trace
+from dlperf.core.variation import Z90
+from dlperf.ops import counts
+from dlperf.predictors.allocator.device_memory import device_memory
+from dlperf.predictors.base import op_items, register
+from dlperf.predictors.device_kernels import sheet_of, sheet_s
+from dlperf.predictors.kernel_cost_model import (
+    KernelCostModel,
+    PricedKernel,
+    PricedSubKernel,
+    cost_model_of,
+)
+from dlperf.predictors.kernel_model import one_blas_thread
+from dlperf.predictors.kernels.description import KernelDescription, stacked
+
+DATA_SHEET = "data-sheet"
+"""Name of the predictor, and the source of what stands on the data sheet alone."""
+_SPREAD = 0.35
+"""Standard deviation of ln t of a kernel by the data sheet: root mean square of ln(predicted /
+measured) over 8,509 ReLU calls and convolutions on an NVIDIA A100. All kernels of a step are taken
+to err alike.
+"""
+_STEP_SPREAD = 0.1
+"""Standard deviation of ln t between a sum of kernels that are timed one by one and a step."""
+
+
+@register
+class DataSheetPredictor:
+    """Data-sheet predictor; see the module."""
+
+    name = DATA_SHEET
+
+    @one_blas_thread
+    def price(
+        self, trace: Trace, machine: Machine, threads: int, malloc: str = "default"
+    ) -> Prices:
+        """Priced items of a step. Raises DlperfError for a machine without a data sheet."""
+        if machine.data_sheet is None:
+            raise DlperfError(
+                f"{machine.path or 'machine'}: holds no data sheet; dlperf machine new makes a"
+                " machine from one, and the predictor calibrated takes this file"
+            )
+        cost_model = cost_model_of(machine, 1) if machine.kernels else None
+        unknown = frozenset(counts.unknown_ops(trace))
+        priced = _price_ops(trace, machine, threads, cost_model, unknown)
+        items = op_items(
+            trace,
+            [one.seconds for one in priced],
+            [one.bound for one in priced],
+            [one.source for one in priced],
+        )
+        peak_bytes, warnings = _memory(trace, machine)
+        low, high = _interval(items, priced, cost_model)
+        return Prices(
+            tuple(items),
+            low_factor=low,
+            high_factor=high,
+            notes=_notes(machine, priced),
+            warnings=warnings,
+            peak_memory_bytes=peak_bytes,
+        )
+
+
+class _Priced(NamedTuple):
+    """Seconds of an op, what bounds it, where they are from, and its kernel by a model."""
+
+    seconds: float
+    bound: str
+    source: str
+    kernel: PricedSubKernel | None = None
+
+
+def _price_ops(
+    trace: Trace,
+    machine: Machine,
+    threads: int,
+    cost_model: KernelCostModel | None,
+    unknown: frozenset[int],
+) -> list[_Priced]:
+    """The price of every op of a trace."""
+    cores = machine.cpu.n_cores if sheet_of(machine).kind == "processor" else 1
+    part = min(1.0, threads / cores)
+    plain = [_without_bias(op) for op in trace.ops]
+    modelled: Sequence[PricedKernel | None] = (
+        [None] * len(plain)
+        if cost_model is None
+        else cost_model.modelled([alone for alone, _ in plain])
+    )
+    found = []
+    for index, (op, flops, n_bytes) in enumerate(zip(trace.ops, *counts.totals(trace))):
+        if counts.is_view(op) or (not flops and not n_bytes):
+            found.append(_Priced(0.0, "overhead", DATA_SHEET))
+            continue
+        seconds, bound = sheet_s(machine, op, flops, n_bytes, part)
+        alone, bias_bytes = plain[index]
+        exact, kernel = machine.exact(alone, 1), modelled[index]
+        bias_s = sheet_s(machine, replace(op, name="aten.add_.Tensor"), 0, bias_bytes)[0]
+        bias_s = bias_s if bias_bytes else 0.0
+        if exact is not None:
+            found.append(_Priced(exact.seconds + bias_s, bound, "measured"))
+        elif kernel is not None:
+            (inner,) = kernel.sub_kernels
+            found.append(_Priced(kernel.seconds + bias_s, bound, kernel.source, inner))
+        else:
+            source = "unpriced" if index in unknown else DATA_SHEET
+            found.append(_Priced(seconds, bound, source))
+    return found
+
+
+def _without_bias(op: Op) -> tuple[Op, int]:
+    """A convolution without its bias, which a kernel of its own adds on an accelerator, and the
+    bytes that this one moves; any other operator and 0.
+    """
+    if op.packet != "aten.convolution" or not isinstance(op.args[2], TensorSpec):
+        return op, 0
+    moved = 2 * sum(spec.nbytes for spec in op.outputs)
+    return replace(op, args=(*op.args[:2], None, *op.args[3:])), moved
+
+
+def _memory(trace: Trace, machine: Machine) -> tuple[int | None, tuple[str, ...]]:
+    """Peak reserved bytes of a step on an accelerator, and a warning where it does not fit; None on
+    a processor, and where the trace does not hold its memory.
+    """
+    if sheet_of(machine).kind == "processor" or not trace.storages:
+        return None, ()
+    memory = device_memory(trace, machine.cpu.memory_bytes or None)
+    warning = f"{machine.cpu.model}: the step does not fit: {memory}"
+    return memory.peak_reserved_bytes, () if memory.fits else (warning,)
+
+
+def _interval(
+    items: list[Item], priced: Sequence[_Priced], cost_model: KernelCostModel | None
+) -> tuple[float, float]:
+    """Factors of the 90 % interval: what the data sheet prices errs as one, what kernel models
+    price by their covariance, and a step differs from the sum of its kernels.
+    """
+    total_s = math.fsum(item.seconds for item in items)
+    if total_s <= 0:
+        return 1.0, 1.0
+    by_sheet_s = math.fsum(one.seconds for one in priced if one.source in (DATA_SHEET, "unpriced"))
+    by_variant: dict[tuple[str, ...], dict[KernelDescription, float]] = defaultdict(
+        lambda: defaultdict(float)
+    )
+    for one in priced:
+        if one.kernel is not None:
+            weight = 2.0 if one.source == "extrapolated" else 1.0
+            by_variant[one.kernel.variant][one.kernel.description] += weight * one.seconds
+    variance = (_SPREAD * by_sheet_s / total_s) ** 2 + _STEP_SPREAD**2
+    for variant, members in by_variant.items():
+        assert cost_model is not None
+        shares = np.array(list(members.values())) / total_s
+        covariance = cost_model.kernel_model(variant).covariance(*stacked(list(members)))
+        variance += float(shares @ covariance @ shares)
+    half = Z90 * math.sqrt(variance)
+    return math.exp(-half), math.exp(half)
+
+
+def _notes(machine: Machine, priced: Sequence[_Priced]) -> tuple[str, ...]:
+    sheet, kernels = sheet_of(machine), [one for one in priced if one.seconds]
+    n_known = sum(one.kernel is not None or one.source == "measured" for one in kernels)
+    what = "imported kernels and the data sheet" if n_known else "the data sheet"
+    known = f"{n_known:,} of {len(kernels):,} kernels stand on imported ones"
+    notes = [f"predicted from {what} of {machine.cpu.model}, not from a calibration: {known}"]
+    if sheet.kind == "accelerator":
+        notes.append(
+            "the host is not priced: where Python and dispatch take longer than the device, the"
+            " step takes as long as they do"
+        )
+        if not sheet.launch_s:
+            notes.append(f"no published launch time of {machine.cpu.model}: short kernels err low")
+    return tuple(notes)
