@@ -10,8 +10,8 @@ to the resident memory. Printed beside them: the simulation's faults with a tent
 its steps, and its peak together with what torch takes for itself; after a stroke the faults of the
 forward. At the end, for each policy, the sum of errors / sum of faults of the step and of its
 forward, the repeatability (what the processes of a network differ from their median by), the share
-of processes between the tenths, and the error of the memory. By these allocator.simulation.USUAL
-was chosen, on other seeds. Counts, not times: a busy machine does not change them.
+of processes between the tenths, and the error of the memory. Counts, not times: a busy machine does
+not change them.
 """
 
 from __future__ import annotations

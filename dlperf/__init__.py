@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dlperf.core.errors import DlperfError
     from dlperf.core.machine import Machine
     from dlperf.core.measurement import Measurement
+    from dlperf.core.shelf import device
     from dlperf.core.trace import Trace
     from dlperf.forecast.prediction import Prediction, predict
     from dlperf.predictors.allocator.caching import CachingAllocator
@@ -31,6 +32,7 @@ _HOME = {
     "Measurement": "dlperf.core.measurement",
     "Report": "dlperf.report.comparison",
     "DlperfError": "dlperf.core.errors",
+    "device": "dlperf.core.shelf",
     "CachingAllocator": "dlperf.predictors.allocator.caching",
     "device_memory": "dlperf.predictors.allocator.device_memory",
     "record": "dlperf.recorder.recording",
@@ -50,6 +52,7 @@ __all__ = [
     "Trace",
     "__version__",
     "compare",
+    "device",
     "device_memory",
     "measure",
     "predict",

@@ -69,11 +69,11 @@ def _steps_of(args: Namespace, spec: str, warn: Callable[[str], None]) -> list[S
 
     if not _is_predicted(spec):
         return steps_of_file(spec)
-    machine = load_machine(args)
+    machine = load_machine(args, devices=True)
     threads = threads_for(args, machine)
     steps = []
     for target, size in split_batch(spec):
-        trace = read_or_record(args, target, size)
+        trace = read_or_record(args, target, size, machine)
         prediction = predict_and_warn(
             trace, machine, threads, args.predictor or PREDICTOR, warn=warn
         )

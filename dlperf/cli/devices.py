@@ -17,22 +17,17 @@ if TYPE_CHECKING:
     from dlperf.core.machine import Machine
 
 _LEVELS = ("L1", "L2", "L3")
-_SHEET_OPTIONS = (
-    *("name", "kind", "units", "flops", "tensor_cores", "memory", "memory_bandwidth", "cache"),
-    *("cache_bandwidth", "base_clock", "boost_clock", "launch", "latency", "tf32", "source"),
-)
 
 
 def check_new(args: Namespace) -> Problems:
     """Options that a data sheet cannot do without."""
+    check_file(args)  # without a file the page is all
     needed = [
         name for name in ("name", "units", "flops", "memory_bandwidth") if not vars(args)[name]
     ]
     missing = "" if args.device or not needed else f"--{needed[0].replace('_', '-')}"
     clocks = (args.base_clock, args.boost_clock)
-    given = any(getattr(args, name) not in (None, False) for name in _SHEET_OPTIONS)
     return (
-        *check_file(args),
         *(
             (set(pairs or ()) - set(_LEVELS), f"--{name}: its names are L1, L2 and L3")
             for name, pairs in (("cache", args.cache), ("cache-bandwidth", args.cache_bandwidth))
@@ -47,10 +42,6 @@ def check_new(args: Namespace) -> Problems:
             f"--base-clock {args.base_clock:g} is above --boost-clock {args.boost_clock:g}"
             if None not in clocks
             else "",
-        ),
-        (
-            given and not args.source,
-            "--source is missing; say where the values are from, such as a data sheet's URL",
         ),
     )
 
@@ -106,13 +97,15 @@ def _write(args: Namespace, machine: Machine, text: str) -> Answer:
     if args.output is not None:
         machine.save(args.output)
         log(f"wrote {args.output}")
+    elif args.json is None:
+        log("nothing was written; -o FILE writes the machine file")
     return Answer(text, machine.to_json(), indent=None)
 
 
 def check_import(args: Namespace) -> Problems:
     """A table is of one device."""
+    check_file(args)  # without a file the page is all
     return (
-        *check_file(args),
         (
             bool(args.device) == bool(args.machine),
             "whose kernels are these? give one of --device NAME and --machine FILE of a device",
@@ -179,7 +172,12 @@ NEW = Command(
             "--latency", type=positive, metavar="4e-7", help="seconds of a load from the memory"
         ),
         flag("--tf32", "contractions in float32 use the tensor cores' tf32"),
-        option("--source", metavar="TEXT", help="where the given values are from"),
+        option(
+            "--source",
+            metavar="TEXT",
+            default="the command line",
+            help="where the given values are from, such as the data sheet's URL",
+        ),
         output("machine file to write"),
         *common(threads=False, batch_size=False),
     ),

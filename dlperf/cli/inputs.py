@@ -146,16 +146,17 @@ def write_timeline(args: Namespace, cases: Iterable[Case]) -> None:
 
 
 def read_or_record(
-    args: Namespace, spec: str, batch_size: int | None = None, on_accelerator: bool = False
+    args: Namespace, spec: str, batch_size: int | None = None, machine: Machine | None = None
 ) -> Trace:
     """The step of a target: read where the target is a trace file, recorded otherwise, with what
-    PyTorch chooses `on_accelerator`.
+    PyTorch chooses on the `machine` if it is an accelerator.
     """
     if not is_trace(spec):
         from dlperf.recorder import recording
 
         target = resolve(args, spec, batch_size)
-        if on_accelerator:
+        sheet = None if machine is None else machine.data_sheet
+        if sheet is not None and sheet.kind == "accelerator":
             from dlperf.recorder.device_defaults import with_device_defaults
 
             target = target.changed(with_device_defaults)

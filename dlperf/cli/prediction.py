@@ -101,9 +101,7 @@ def predict(args: Namespace) -> Answer:
     )
     state = state_of(args.states, machine)
     point = None if args.point is None else Measurement.load(args.point)
-    sheet = machine.data_sheet
-    is_accelerator = sheet is not None and sheet.kind == "accelerator"
-    recorded = read_or_record(args, args.target, on_accelerator=is_accelerator)
+    recorded = read_or_record(args, args.target, machine=machine)
     threads = 1 if args.workers else threads_for(args, machine)
     prediction = predict_and_warn(
         recorded,

@@ -51,6 +51,7 @@ class KernelTable:
         header, lines = _read(path)
         family = _family_of(path, header)
         time = _time_column(path, header)
+        _check_lines(path, header, lines)
         rows = []
         for number, cells in lines:
             row = _Row(path, number, dict(zip(header, cells)))
@@ -192,10 +193,14 @@ def _read(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     if not lines:
         raise DlperfError(f"{path}: is empty; expected a header and a row for each kernel")
     header = [cell.strip() for cell in lines[0][1]]
-    if len(lines) == 1 and len(header) > 1:
-        _family_of(path, header)
+    return header, lines[1:]
+
+
+def _check_lines(path: str | Path, header: list[str], lines: list[tuple[int, list[str]]]) -> None:
+    """Raise DlperfError for a table without rows, and for a line that is none of its rows."""
+    if not lines:
         raise DlperfError(f"{path}: holds a header and no kernel; it may be cut")
-    for number, cells in lines[1:]:
+    for number, cells in lines:
         if {cell.strip() for cell in cells} & {*TIMES, "shape", "c_in"}:
             raise DlperfError(
                 f"{path}: line {number}: a second table begins; give each operator its own file"
@@ -205,7 +210,6 @@ def _read(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
                 f"{path}: line {number}: has {len(cells)} cells, the header {len(header)};"
                 " the file may be cut, or have decimal commas"
             )
-    return header, lines[1:]
 
 
 def _family_of(path: str | Path, header: list[str]) -> str:

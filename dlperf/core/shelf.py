@@ -15,16 +15,17 @@ from dlperf.core.version import VERSION
 
 _KIB, _MIB = 1024, 1024**2
 _GPU_BENCHES = (
-    "Ernst, gpu-benches (github.com/te42kyfo/gpu-benches; Ernst et al., J. Parallel Distrib."
-    " Comput. 173, 2023)"
+    "Ernst, gpu-benches (github.com/te42kyfo/gpu-benches; Ernst et al. 2023,"
+    " doi.org/10.1016/j.jpdc.2022.11.003)"
 )
 _V100 = "NVIDIA V100 data sheet (volta-v100-datasheet-update-us-1165301-r5), PCIe"
-_VOLTA = "NVIDIA Tesla V100 GPU architecture white paper (WP-08608-001), table 1"
+_VOLTA = "NVIDIA Tesla V100 GPU architecture white paper (WP-08608-001)"
 _A100 = "NVIDIA A100 data sheet (nvidia-a100-datasheet-us-nvidia-1758950-r4-web)"
-_AMPERE = "NVIDIA A100 Tensor Core GPU architecture white paper, table 4"
+_AMPERE = "NVIDIA A100 Tensor Core GPU architecture white paper"
 _H100 = "NVIDIA H100 data sheet, PCIe; without sparsity"
-_HOPPER = "NVIDIA H100 Tensor Core GPU architecture white paper, table 3"
-_MI300X = "AMD Instinct MI300X data sheet (LE-84302-00)"
+_HOPPER = "NVIDIA H100 Tensor Core GPU architecture white paper"
+_CLOCKS = "TechPowerUp GPU database (techpowerup.com/gpu-specs)"
+_MI300X = "AMD Instinct MI300X accelerator data sheet (amd.com)"
 _EPYC = "AMD EPYC 7763 product page (amd.com/en/products/cpu/amd-epyc-7763)"
 _XEON = "Intel ARK, Xeon Platinum 8380 (ark.intel.com, product 212287)"
 
@@ -62,7 +63,7 @@ def _a100(name: str, dram_bytes_per_s: float, base_mhz: int) -> tuple[Cpu, DataS
         sources=_nvidia(
             f"{_A100}, {name}",
             _AMPERE,
-            f"TechPowerUp GPU database, A100 {name}: {base_mhz} and 1410 MHz",
+            f"{_CLOCKS}, A100 {name}: {base_mhz} and 1410 MHz",
             bench,
             f"{_GPU_BENCHES}: gpu-small-kernels/a100_80.txt (64 KiB at 25 GB/s)",
         ),
@@ -85,7 +86,7 @@ _SHELF: dict[str, tuple[Cpu, DataSheet]] = {
             sources=_nvidia(
                 _V100,
                 _VOLTA,
-                "Tesla V100 PCIe product brief (PB-08744-001): 1245 and 1380 MHz",
+                f"{_CLOCKS}, Tesla V100 PCIe 16 GB: 1245 and 1380 MHz",
                 "README.md, V100-PCIE-16GB (436 cycles of 1.38 GHz)",
                 "",
             ),
@@ -144,7 +145,7 @@ _SHELF: dict[str, tuple[Cpu, DataSheet]] = {
             sources={
                 "flops_per_s": (
                     "64 cores x 3.5 GHz (product page) x 2 FMA units of 256 bit (AMD, Software"
-                    " Optimization Guide for family 19h, section 2.11)"
+                    " Optimization Guide for family 19h)"
                 ),
                 "dram_bytes_per_s": _EPYC,
                 "n_units": _EPYC,
@@ -165,8 +166,8 @@ _SHELF: dict[str, tuple[Cpu, DataSheet]] = {
                 "dram_bytes_per_s": f"{_XEON}: 8 channels of DDR4-3200 x 8 bytes",
                 "n_units": _XEON,
                 "caches_bytes": (
-                    f"{_XEON} (L3); Intel 64 and IA-32 Architectures Optimization Reference"
-                    " Manual, Ice Lake client (L1) and server (L2)"
+                    f"{_XEON} (L3); Intel 64 and IA-32 Architectures Optimization Reference Manual"
+                    " (L1, L2)"
                 ),
                 "sustained_frac": f"{_XEON}: 2.3 and 3.4 GHz",
             },

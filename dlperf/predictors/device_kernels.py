@@ -5,8 +5,8 @@
 A kernel starts (t_launch), and loads its code, its arguments and its operands one after another
 (three latencies of the memory, as none of them is in a cache). b are the bytes of all operands, B
 the bandwidth of the memory. P is the peak at the sustained clock. W is the arithmetic that the
-busiest multiprocessor does, times their number: whole tiles of a product, in whole waves (Volkov
-2010; NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization).
+busiest multiprocessor does, times their number: whole tiles of a product, in whole waves (NVIDIA,
+"Matrix Multiplication Background User's Guide": tile and wave quantization).
 A processor has no launch, and its libraries cut a product into parts of any size.
 
 Contractions are products of m x k and k x n. Tiles have 128 x 128, 128 x 64 or 128 x 32 results:

@@ -51,7 +51,7 @@ def cold_faults(
                 if pages > taken:
                     free.append((pages - taken, since))
             found.append(counted + (left * factor(math.inf) if left > 0 else 0.0))
-        last = (simulated.released[n] if simulated.released else 0.0) + simulated.released_late
+        last = simulated.released[n] if simulated.released else 0.0
         if n and last:
             free.append((last, float(begin_s[step * n + n - 1])))
     return tuple(found)
@@ -80,13 +80,10 @@ def page_items(
 
     A layer has what it has in its median step. What it has in fewer steps than half comes to some
     layer in most of them, no one knows to which: that is shared by all of a phase in proportion to
-    their `others`' time, so that a step has its mean. So is, by those of a backward, what is given
-    back as the last of its small blocks go.
+    their `others`' time, so that a step has its mean.
     """
-    touched_s, released_s, late_s = _seconds(simulated, faults, cost_s)
-    left: dict[str, float] = defaultdict(
-        float, {"forward" if trace.inference else "backward": late_s}
-    )
+    touched_s, released_s = _seconds(simulated, faults, cost_s)
+    left: dict[str, float] = defaultdict(float)
     n_ops = len(trace.ops)
     for what, seconds, owners in (
         ("page faults", touched_s, range(n_ops)),
@@ -110,9 +107,9 @@ def page_items(
 
 def _seconds(
     simulated: AllocatorSimulation, faults: Sequence[float], cost_s: Callable[[str], float]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float]:
-    """Seconds of first touches by step and op, of giving back by step and op (a column more, for
-    the step's end), and of giving back late.
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Seconds of first touches by step and op, and of giving back by step and op (a column more,
+    for the step's end).
     """
     fault_s, release_s = cost_s("page_fault"), cost_s("page_release")
     huge_s = cost_s("huge_page_fault") or _PER_HUGE_PAGE * (fault_s + release_s)
@@ -126,11 +123,7 @@ def _seconds(
         np.array([step.faults for step in simulated.steps]) * weights * fault_s
         + np.array([step.huge_faults for step in simulated.steps]) * huge_s
     )
-    return (
-        touched_s,
-        np.array([step.released for step in simulated.steps]) * release_s,
-        simulated.released_late * release_s,
-    )
+    return touched_s, np.array([step.released for step in simulated.steps]) * release_s
 
 
 def _by_layer(

@@ -16,8 +16,6 @@ import pytest
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
-from dlperf.predictors.allocator import simulation as simulation_module
-from dlperf.predictors.allocator.heap import NONE, SmallBlocks
 from dlperf.predictors.allocator.simulation import (
     N_COUNTED,
     N_PROCESSES,
@@ -31,7 +29,6 @@ from dlperf.predictors.allocator.simulation import (
 )
 
 KIB, MIB = 2**10, 2**20
-EVERYWHERE = SmallBlocks(taken=1.0, freed_with_the_block=0.0, lasting=0.0)
 PAGES_PER_MIB = MIB // PAGE_BYTES  # 256
 GLIBC = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
 
@@ -54,12 +51,12 @@ def test_a_block_of_32_mib_faults_whenever_it_is_made() -> None:
 
 
 def test_a_block_below_the_highest_threshold_moves_to_the_heap_when_first_freed() -> None:
-    heap = Heap()
+    heap = used_heap()
     first, second, *rest = [faults(heap, MIB) for _ in range(5)]
     assert (
         first == PAGES_PER_MIB + 1
     )  # a mapping of its own: 1 MiB and 112 bytes are above the threshold of 128 KiB
-    assert second == PAGES_PER_MIB + 1  # now below the threshold: the heap grows
+    assert second == pytest.approx(PAGES_PER_MIB, abs=1)  # below the threshold: the heap grows
     assert rest == [
         0,
         0,
@@ -70,85 +67,80 @@ def test_a_block_below_the_highest_threshold_moves_to_the_heap_when_first_freed(
 
 
 def test_the_top_is_given_back_when_it_passes_the_threshold() -> None:
-    heap = Heap()
-    sizes = [100 * KIB] * 3
-    blocks = [heap.allocate(size)[0] for size in sizes]
+    heap = used_heap()
+    before = heap.resident_bytes
+    blocks = [heap.allocate(100 * KIB)[0] for _ in range(3)]
+    assert heap.resident_bytes >= before + 300 * KIB
     for block in blocks:
         heap.free(block)
     # All three are free: 300 KiB and the padding are more than 128 KiB, so the top shrinks to the
     # padding of 128 KiB.
-    assert heap.resident_bytes == 128 * KIB
-    assert heap.allocate(100 * KIB)[1] == 0
-    assert (
-        heap.allocate(100 * KIB)[1] == 19
-    )  # 2 x 102512 bytes end in page 51; 32 of these are resident
+    assert before <= heap.resident_bytes <= before + 128 * KIB + 2 * PAGE_BYTES
+    # 2 x 102512 bytes are 51 pages, of which 31 to 33 are resident
+    assert sum(heap.allocate(100 * KIB)[1] for _ in range(2)) == pytest.approx(19, abs=2)
 
 
-def test_small_blocks_freed_from_the_top_down_are_given_back_too() -> None:
-    heap = Heap()
+def test_blocks_freed_from_the_top_down_are_given_back_too() -> None:
+    heap = used_heap()
+    before = heap.resident_bytes
     blocks = [heap.allocate(32 * KIB)[0] for _ in range(40)]
     for block in reversed(blocks):
         heap.free(block)
-    assert heap.resident_bytes < 300 * KIB  # of 1.3 MiB; no single block reaches 64 KiB
+    assert heap.resident_bytes - before < 300 * KIB  # of 1.3 MiB; no single block reaches 64 KiB
 
 
-def test_small_blocks_in_the_remainders_keep_free_neighbours_apart_and_hold_the_top() -> None:
-    heap = Heap(small=EVERYWHERE)
-    size = 100 * KIB
-    blocks = [heap.allocate(size)[0] for _ in range(3)]
-    for block in blocks:
-        heap.free(block)
-    resident = heap.resident_bytes
-    assert resident > 300 * KIB  # nothing was given back, although nothing but small blocks is left
-    assert heap.allocate(size - 128)[1] == 0  # fits into what the first has left
-    assert heap.allocate(size)[0] > blocks[1]  # the alignment asks for more than was freed
-
-
-def test_the_top_is_given_back_when_the_small_blocks_go() -> None:
-    heap = Heap(small=EVERYWHERE)
-    for block in [heap.allocate(100 * KIB)[0] for _ in range(3)]:
-        heap.free(block)
-    heap.end_step()
-    assert heap.resident_bytes == 128 * KIB  # the padding
-
-
-def test_without_small_blocks_a_hole_serves_all_but_the_very_size_that_left_it() -> None:
-    heap = Heap()
-    keep = heap.allocate(KIB)[0]
-    first = heap.allocate(100 * KIB)[0]
-    heap.allocate(KIB)
-    heap.free(first)
-    # What lay behind the block went to the top, and the next block begins there: the hole lacks 16
-    # bytes of the room that the alignment asks for (glibc 2.36).
-    other = heap.allocate(100 * KIB)[0]
-    assert other > first > keep
-    assert heap.allocate(100 * KIB - 64) == (first, 0)
+def test_a_small_request_beside_a_block_keeps_its_memory() -> None:
+    """The request takes the remainder behind the last block: no free chunk reaches the top."""
+    kept = []
+    for takes in (False, True):
+        heap = used_heap()
+        if takes:
+            for size in range(24, 1033, 16):  # nothing is left for them in the cache
+                for _ in range(7):
+                    heap.malloc(size)
+        before = heap.resident_bytes
+        blocks = []
+        for _ in range(3):
+            blocks.append(heap.allocate(100 * KIB)[0])
+            for size in (24, 40, 56, 72) if takes else ():
+                heap.malloc(size)
+        for block in blocks:
+            heap.free(block)
+        kept.append(heap.resident_bytes - before)
+    assert kept[0] <= 130 * KIB + 2 * PAGE_BYTES
+    assert kept[1] >= 300 * KIB
 
 
 def test_free_neighbours_become_one() -> None:
-    heap = Heap()
-    blocks = [heap.allocate(40 * KIB)[0] for _ in range(4)]
+    heap = used_heap()
+    blocks = [heap.allocate(80 * KIB)[0] for _ in range(4)]
     for index in (0, 2, 1):  # the last one keeps the top away
         heap.free(blocks[index])
-    address, n_faults = heap.allocate(115 * KIB)
-    assert (address, n_faults) == (blocks[0], 0)
+    address, n_faults = heap.allocate(235 * KIB)
+    assert (address, n_faults) == (pytest.approx(blocks[0], abs=64), 0)
 
 
 def test_best_fit() -> None:
-    heap = Heap()
-    large, _, small, _ = (heap.allocate(size * KIB)[0] for size in (90, 1, 50, 1))
+    heap = used_heap()
+    large, _, small, _ = (heap.allocate(size * KIB)[0] for size in (90, 1, 66, 1))
     heap.free(large)
     heap.free(small)
-    assert heap.allocate(45 * KIB)[0] == small
-    assert heap.allocate(45 * KIB)[0] == large
+    assert heap.allocate(62 * KIB)[0] == pytest.approx(small, abs=64)
+    assert heap.allocate(62 * KIB)[0] == pytest.approx(large, abs=64)
 
 
-def test_what_is_freed_twice_or_was_never_given_is_refused() -> None:
+def test_the_cache_keeps_seven_chunks_of_a_size() -> None:
     heap = Heap()
-    block, _ = heap.allocate(100)
-    heap.free(block)
+    chunks = [heap.malloc(100) for _ in range(9)]
+    for chunk in chunks:
+        heap.free(chunk)
+    assert [heap.malloc(100) for _ in range(7)] == chunks[6::-1]  # last in, first out
+    assert {heap.malloc(100), heap.malloc(100)} == set(chunks[7:])  # from the fastbin
+
+
+def test_what_was_never_given_is_refused() -> None:
     with pytest.raises(KeyError):
-        heap.free(block)
+        Heap().free(4096)
 
 
 # -- the C library as oracle -----------------------------------------------------------------------
@@ -157,9 +149,14 @@ ORACLE = """
 import ctypes, gc, json, resource, sys
 gc.disable()
 libc = ctypes.CDLL(None)
-libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+libc.posix_memalign.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+found = ctypes.c_void_p()
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
+for size in range(24, 1033, 16):  # the thread's cache is full
+    for at in [libc.malloc(size) for _ in range(7)]:
+        libc.free(at)
 steps = json.load(sys.stdin)
 faults, at = [0] * len(steps), {}
 def minor():
@@ -168,7 +165,8 @@ minor()
 for index, (key, size) in enumerate(steps):
     before = minor()
     if size:
-        at[key] = libc.malloc(size)
+        libc.posix_memalign(ctypes.byref(found), 64, size)
+        at[key] = found.value
         libc.memset(at[key], 1, size)
     else:
         libc.free(at.pop(key))
@@ -215,6 +213,15 @@ SEQUENCES = {
 }
 
 
+def used_heap(policy: str = "default") -> Heap:
+    """A heap of a process that has run for a while: the thread's cache of small chunks is full."""
+    heap = Heap(POLICIES[policy])
+    for size in range(24, 1033, 16):
+        for address in [heap.malloc(size) for _ in range(7)]:
+            heap.free(address)
+    return heap
+
+
 def _faults_in_glibc(steps: Steps, environment: dict[str, str]) -> list[int]:
     done = subprocess.run(
         [sys.executable, "-S", "-c", ORACLE],
@@ -234,7 +241,7 @@ def test_as_glibc_does(name: str) -> None:
     steps = SEQUENCES[name]
     # In one environment or another: what Python reads from it lies on the heap before the first
     # block, and once in a while decides where a block fits.
-    heap, at, ours = Heap(), {}, []
+    heap, at, ours = used_heap(), {}, []
     for block, size in steps:
         if size:
             at[block], n_faults = heap.allocate(size)
@@ -247,16 +254,12 @@ def test_as_glibc_does(name: str) -> None:
         for environment in ({}, {"PYTHONPATH": "/nowhere/at/all"}, {"PYTHONPATH": "/nowhere" * 40})
     ]
     theirs = min(found, key=lambda faults: abs(sum(faults) - sum(ours)))
-    # A block's first and last page may be shared with the one beside it, and Python's own small
-    # blocks lie between. Huge pages would fault less often: where the kernel gives them to everyone
-    # there is nothing to compare.
-    assert sum(theirs) == pytest.approx(sum(ours), abs=8 + 0.01 * sum(ours))
-    differing = [
-        (index, steps[index], a, b)
-        for index, (a, b) in enumerate(zip(theirs, ours))
-        if abs(a - b) > 8
-    ]
-    assert not differing
+    # A block's first and last page may be shared with the one beside it, and Python's heap has some
+    # free chunks before the first block. Huge pages would fault less often: where the kernel gives
+    # them to everyone there is nothing to compare.
+    assert sum(theirs) == pytest.approx(sum(ours), abs=32 + 0.02 * sum(ours))
+    last = 2 * len(steps) // 5
+    assert theirs[-last:] == pytest.approx(ours[-last:], abs=40)
 
 
 # -- replay ----------------------------------------------------------------------------------------
@@ -286,15 +289,11 @@ def test_large_activations_fault_in_every_step_where_they_are_born() -> None:
     assert found.fewest_faults == found.most_faults == 2 * (40 * PAGES_PER_MIB + 1)
 
 
-def test_small_activations_settle_where_no_small_blocks_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(simulation_module.Script.run, "__defaults__", (0, NONE))
+def test_small_activations_settle() -> None:
     found = simulate(step(Storage(MIB, 0, 1), Storage(MIB, 1, 2), n_ops=2), no_scratch)
     assert found.faults == (0, 0)
-    assert (
-        found.predecessor[1] == 0
-    )  # the second takes over the memory that the first has just given back
+    # The second takes over the memory that the first has just given back.
+    assert found.predecessor[1] == 0
 
 
 def test_scratch_faults_where_the_op_runs() -> None:
@@ -340,10 +339,10 @@ def test_the_mean_lies_in_the_range() -> None:
     assert found.fewest_faults <= sum(found.faults) <= found.most_faults
 
 
-def test_storages_below_a_kilobyte_are_left_out() -> None:
+def test_small_storages_reuse_their_pages() -> None:
     found = simulate(step(Storage(1000, 0, 1), n_ops=1), no_scratch)
-    assert found.faults == (0,)
-    assert found.peak_bytes == 0
+    assert found.faults == (pytest.approx(0, abs=1),)
+    assert found.peak_bytes <= 20 * PAGE_BYTES
 
 
 # -- other policies --------------------------------------------------------------------------------
@@ -353,7 +352,7 @@ def steady_faults(policy: str, *sizes: int) -> int:
     """Faults of the fifth round of blocks that live together and are freed in the order in which
     they were made.
     """
-    heap = allocator_of(POLICIES[policy])
+    heap = used_heap(policy) if policy != "jemalloc" else allocator_of(POLICIES[policy])
     total = 0
     for _ in range(5):
         before = heap.huge_faults
@@ -402,7 +401,7 @@ def test_a_free_piece_comes_before_a_mapping() -> None:
     """glibc asks whether a request is large enough for a mapping only where neither a free chunk
     nor the top can serve it (sysmalloc).
     """
-    heap = Heap()
+    heap = used_heap()
     blocks = [heap.allocate(120 * KIB)[0] for _ in range(9)]
     heap.allocate(KIB)  # keeps the top away
     for block in blocks:
@@ -449,7 +448,6 @@ def test_the_faults_are_the_mean_of_the_steps_of_several_processes() -> None:
         for one in Script(trace, no_scratch).run(policy_of("default"), seed).steps
     ]
     assert len(rows) == N_PROCESSES * N_COUNTED
-    assert len(set(rows)) > 1
     assert [one.faults for one in found.steps] == rows
     assert found.faults == pytest.approx([sum(column) / len(rows) for column in zip(*rows)])
     assert simulate(trace, no_scratch) == found  # the same small blocks stay in every replay

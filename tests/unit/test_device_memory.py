@@ -107,7 +107,7 @@ def test_as_mem_tracker_counts(parts: Callable[[], Parts], inference: bool) -> N
     heap = CachingAllocator(
         sizes=SegmentSizes(rounding_bytes=1, small_bytes=2**50, small_segment_bytes=2**50)
     )
-    Script(trace, lambda _: (), smallest_bytes=1).run_on(heap)
+    Script(trace, lambda _: ()).run_on(heap)
     assert heap.peak_allocated_bytes == pytest.approx(_tracked_bytes(parts, inference), abs=64)
 
 

@@ -348,6 +348,7 @@ BAD: dict[str, tuple[str, str]] = {
     "other": ("a,b\n1,2\n", "is no table of kernels"),
     "json": ('{"schema": "dlperf.machine"}\n', "is no table of kernels"),
     "ncu": ('"ID","Kernel Name","Metric Name"\n"0","k","m"\n', "is a profile of Nsight Compute"),
+    "ncu, lines before": ('"Kernel Name","Metric Name"\n"0","k","m","1"\n', "of Nsight Compute"),
     "quotes": (f'{HEADER}\n"4,64\n', "is no CSV text"),
     "shape": ("shape,time_s\n4x-1,1e-6\n", "shape is '4x-1'; expected sizes with an x"),
     "no shape": ("shape,time_s\n0x4,1e-6\n", "expected sizes of at least 1"),
@@ -447,9 +448,7 @@ def test_new_changes_a_device_of_the_shelf(answer: Answer) -> None:
     ("words", "expected"),
     [
         ("machine new --name x -o x.json", "--units is missing"),
-        ("machine new --device a100", "names no file to write"),
         ("machine new --device b100 -o x.json", "device 'b100' is unknown"),
-        ("machine new --device a100 --memory 1G -o x.json", "--source is missing"),
         ("machine new --device a100 --base-clock 1G -o x.json", "belong together"),
         (
             "machine new --device a100 --base-clock 2G --boost-clock 1G -o x.json",
@@ -459,7 +458,6 @@ def test_new_changes_a_device_of_the_shelf(answer: Answer) -> None:
         ("machine new --flops float32 -o x.json", "'float32' is no NAME=AMOUNT"),
         ("machine new --flops float32=-1 -o x.json", "'-1' is no positive amount"),
         (f"machine import {RELU} -o x.json", "whose kernels are these"),
-        (f"machine import {RELU} --device a100", "names no file to write"),
         ("machine check a100.json", "is a device by its data sheet"),
         ("machine diff a100.json a100.json", "is a device by its data sheet"),
         ("explain lenet --machine a100.json", "is a device by its data sheet"),
@@ -500,3 +498,28 @@ def test_import_and_validate_agree(answer: Answer) -> None:
     status, out, _ = answer("machine", "show", "a100.json", "--json", "-")
     shown = json.loads(out)
     assert shown["data_sheet"]["dram_bytes_per_s"] == 1.935e12
+
+
+def test_two_steps_compare_on_a_device(answer: Answer) -> None:
+    status, out, _ = answer(
+        "compare", "networks.targets:lenet@8", "networks.targets:lenet@64", "--machine", "a100"
+    )
+    assert status == 0
+    assert "data-sheet" in out or "conv" in out
+
+
+def test_an_optimizer_takes_the_loop_of_devices(answer: Answer) -> None:
+    words = ("predict", "networks.targets:lenet", "--device", "a100", "--json", "-")
+    status, out, _ = answer(*words)
+    assert status == 0
+    start_s = 2.6e-6 + 3 * 404e-9  # one kernel over all ten parameters of LeNet starts once
+    assert start_s < json.loads(out)["step"]["optimizer_s"] < 2 * start_s
+
+
+@pytest.mark.parametrize("words", ["new --device a100", f"import {RELU} --device a100"])
+def test_without_a_file_the_page_is_all(words: str, answer: Answer, tmp_path: Path) -> None:
+    status, out, err = answer("machine", *words.split())
+    assert status == 0
+    assert "NVIDIA A100" in out
+    assert "nothing was written" in err
+    assert not [*tmp_path.iterdir()]

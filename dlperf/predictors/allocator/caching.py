@@ -146,9 +146,6 @@ class CachingAllocator(Counting):
                     del self._segments[address]
                     self.reserved_bytes -= size
 
-    def end_step(self) -> None:
-        """Nothing: segments stay."""
-
     def _new_segment(self, size: int, n_bytes: int) -> int:
         limit = math.inf if self._capacity_bytes is None else self._capacity_bytes
         if self.reserved_bytes + size > limit:

@@ -140,7 +140,6 @@ def device_memory(
     script = Script(
         on_device,
         lambda _: (),
-        smallest_bytes=1,
         lasting=[(index, workspace_bytes) for index in _first_products(trace) if workspace_bytes],
     )
     heap = CachingAllocator()

@@ -5,13 +5,16 @@ glibc (malloc/malloc.c, 2.36): a request of at least ``mmap_threshold`` bytes is
 own, every page of it faulted in anew; freeing one raises the threshold to its size (up to 32 MiB)
 and ``trim_threshold`` to twice that. Other requests, and such as a free piece can serve, come from
 the heap: best fit among free chunks, which coalesce, else the top. The top is given back to the
-system once it exceeds ``trim_threshold``, and faults again when it grows. Other policies stand in
-:mod:`dlperf.predictors.allocator.policies`. Assumed: one arena, every chunk is touched whole; bins'
-order among equal sizes is not modelled, chunks below 1 KiB only by what they keep apart.
+system once it exceeds ``trim_threshold``, and faults again when it grows. Whether it can be is
+decided by small requests, which keep free chunks apart
+(:mod:`dlperf.predictors.allocator.small_requests`). Other policies stand in
+:mod:`dlperf.predictors.allocator.policies`. Assumed: one arena, every chunk is touched whole, the
+step's loss is let go at its end.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -21,15 +24,15 @@ from dlperf.core.clock import quantile
 from dlperf.core.trace import Op, Trace
 from dlperf.core.units import KIB
 from dlperf.predictors.allocator.caching import CachingAllocator
-from dlperf.predictors.allocator.heap import (
-    NONE,
-    PAGE_BYTES,
-    Heap,
-    Jemalloc,
-    SmallBlocks,
-    allocator_of,
-)
+from dlperf.predictors.allocator.glibc import Heap
+from dlperf.predictors.allocator.heap import PAGE_BYTES, Jemalloc
 from dlperf.predictors.allocator.policies import POLICIES, Policy, policy_of
+from dlperf.predictors.allocator.small_requests import (
+    OTHER_PROGRAM,
+    STORAGE,
+    TENSOR,
+    small_requests,
+)
 
 __all__ = [
     "N_PROCESSES",
@@ -47,39 +50,40 @@ __all__ = [
 ]
 
 Scratch = tuple[tuple[int, ...], ...]
-"""Blocks that an op allocates and frees within itself, in stages: those of a stage live together, a
-result is allocated while the first stage does.
+"""Blocks that an op allocates and frees within itself, in stages. Those of a stage live together
+until it has computed. Then a result is allocated, while the last of them lives.
 """
 
-SMALL_BYTES = 1024
-"""Storages below are left out."""
-N_STEPS, N_COUNTED = 8, 4
+N_STEPS, N_COUNTED = 14, 9
 """Steps run and the last of them, which are counted; the thresholds settle within the first few."""
+N_PROCESSES = 3
+"""Processes simulated where memory is given back, each with other small requests before it."""
+N_STEPPED_OPS = 60_000
+"""About as many ops are stepped through: a trace of many ops has fewer processes."""
+N_OTHERS = 400
+"""Small requests before the model's; half of them are freed again."""
 PEAK_STEPS = 3
 """Steps whose peak counts."""
 IMPORTED_BYTES = 943 * KIB
 """The largest mapping that a process has freed which has imported torch (2.13, Python 3.11): from
 there glibc's thresholds start.
 """
-USUAL = SmallBlocks(taken=0.4, freed_with_the_block=0.5, lasting=0.3)
-"""Chosen among a few values by the faults, the memory and the layers' times of random networks
-(benchmarks/page_faults.py draws such).
-"""
+
+
+def allocator_of(policy: Policy) -> Heap | Jemalloc:
+    """A fresh process' allocator under a policy."""
+    return Jemalloc(policy) if policy.purges else Heap(policy)
 
 
 @dataclass(frozen=True)
 class StepPages:
     """One step of a process by op: faults of 4 KiB and 2 MiB pages, and pages given back before it
     (`released` has a place more, for the step's end).
-
-    `released_late` are pages given back as the small blocks between tensors went, some time in the
-    backward.
     """
 
     faults: tuple[int, ...]
     huge_faults: tuple[int, ...]
     released: tuple[int, ...]
-    released_late: int
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,8 @@ class Process:
 
 class Script:
     """A trace's allocations by op, ready to be run by any allocator. `kept` are (storage, bytes) of
-    memory whose size no recording could know. Storages below `smallest_bytes` are left out.
-    `lasting` are (op, bytes) of blocks that the first run of an op makes and nothing frees.
+    memory whose size no recording could know. `lasting` are (op, bytes) of blocks that the first
+    run of an op makes and nothing frees.
     """
 
     def __init__(
@@ -104,7 +108,6 @@ class Script:
         trace: Trace,
         scratch_bytes: Callable[[Op], Scratch],
         kept: Sequence[tuple[int, int]] = (),
-        smallest_bytes: int = SMALL_BYTES,
         lasting: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._sizes = [storage.nbytes for storage in trace.storages]
@@ -121,7 +124,7 @@ class Script:
             (index for index, op in enumerate(trace.ops) if op.phase == "optimizer"), self._n_ops
         )
         for index, storage in enumerate(trace.storages):
-            if self._sizes[index] < smallest_bytes:
+            if not self._sizes[index]:
                 continue
             if storage.born >= 0:
                 self._born[storage.born].append(index)
@@ -135,16 +138,18 @@ class Script:
             self._once[index].append(len(self._sizes))
             self._sizes.append(n_bytes)
         self._scratch = {index: scratch_bytes(op) for index, op in enumerate(trace.ops)}
-        found = {index for index, stages in self._scratch.items() if stages}
-        found |= {*self._born, *self._dying, *self._once}
-        self._active = sorted(index for index in found if index < self._n_ops)
+        self._small = small_requests(trace)
         self._survivors = _survivors(trace)
 
-    def run(self, policy: Policy, seed: int = 0, small: SmallBlocks = USUAL) -> Process:
-        """Run the steps in a fresh process; `seed` decides where there are small blocks."""
-        heap = allocator_of(policy, small, seed)
+    def run(self, policy: Policy, seed: int = 0) -> Process:
+        """Run the steps in a fresh process; `seed` decides which small chunks are free in it."""
+        heap = allocator_of(policy)
         if policy.adapts:
             heap.free(heap.allocate(IMPORTED_BYTES)[0])
+        dice = random.Random(seed)
+        for address in [heap.malloc(dice.choice(OTHER_PROGRAM)) for _ in range(N_OTHERS)]:
+            if address is not None and dice.random() < 0.5:
+                heap.free(address)
         return self.run_on(heap)
 
     def run_on(
@@ -155,37 +160,70 @@ class Script:
         """Run the steps on a fresh allocator. `watch` gets each op that allocates or frees, and the
         storages that live while it runs.
         """
-        address = {index: heap.allocate(self._sizes[index])[0] for index in self._before}
+        address: dict[int, int] = {}
+        beside: dict[int, list[int]] = {}
         last_at: dict[int, int] = {}
         predecessor = [-1] * len(self._sizes)
-        peak = heap.resident_bytes
-        steps = []
+        small, steps, at_first = self._small, [], heap.resident_bytes
 
-        def released_by(storages: Iterable[int]) -> int:
-            before = heap.released_pages
+        def malloc(sizes: Iterable[int]) -> list[int]:
+            return [at for n_bytes in sizes if (at := heap.malloc(n_bytes)) is not None]
+
+        def free(addresses: list[int]) -> None:
+            for one in addresses:
+                heap.free(one)
+            addresses.clear()
+
+        def make(storage: int) -> int:
+            records = malloc((STORAGE,))
+            address[storage], n_faults = heap.allocate(self._sizes[storage])
+            beside[storage] = records + malloc(TENSOR)
+            return n_faults
+
+        def drop(storages: Iterable[int]) -> None:
             for storage in storages:
                 if storage in address:
                     heap.free(address.pop(storage))
-            return heap.released_pages - before
+                    free(beside.pop(storage))
 
+        for storage in self._before:
+            make(storage)
+        peak = heap.resident_bytes
         for step in range(N_STEPS):
             faults, huge_faults = [0] * self._n_ops, [0] * self._n_ops
             released = [0] * (self._n_ops + 1)
-            for index in self._active:
-                released[index] += released_by(self._dying[index])
+            graph: list[int] = []
+            engine: list[int] = []
+            for index in range(self._n_ops):
+                n_released = heap.released_pages
+                drop(self._dying.get(index, ()))
+                if index == small.optimizer:
+                    free(engine)
+                elif index == small.backward:
+                    engine = malloc(small.engine)
+                released[index] += heap.released_pages - n_released
                 n_huge, n_released = heap.huge_faults, heap.released_pages
-                if step == 0 and index in self._once:
-                    address |= {
-                        one: heap.allocate(self._sizes[one])[0] for one in self._once[index]
-                    }
-                for number, stage in enumerate(self._scratch[index] or ((),)):
-                    blocks = [heap.allocate(n_bytes) for n_bytes in stage]
-                    faults[index] += sum(n_faults for _, n_faults in blocks)
-                    for storage in self._born[index] if number == 0 else ():
+                for storage in self._once.get(index, ()) if step == 0 else ():
+                    make(storage)
+                graph += malloc(small.nodes.get(index, ()))
+                for stage, results in self._stages(index):
+                    within = malloc(small.within.get(index, ()))
+                    blocks = []
+                    for n_bytes in stage:
+                        at, n_faults = heap.allocate(n_bytes)
+                        blocks.append(at)
+                        faults[index] += n_faults
+                    if step < PEAK_STEPS:
+                        peak = max(peak, heap.resident_bytes)
+                    if index in small.within and results:
+                        for at in blocks[:-1]:
+                            heap.free(at)
+                        del blocks[:-1]
+                    for storage in results:
                         # It may have outlived the last step: no trace shows who frees it.
-                        released_by((storage,))
-                        at, n_faults = heap.allocate(self._sizes[storage])
-                        address[storage] = at
+                        drop((storage,))
+                        n_faults = make(storage)
+                        at = address[storage]
                         faults[index] += n_faults
                         predecessor[storage] = -1 if n_faults else last_at.get(at, -1)
                         last_at[at] = storage
@@ -193,20 +231,34 @@ class Script:
                         watch(index, address.keys())
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes)
-                    for at, _ in blocks:
-                        heap.free(at)
+                    free(blocks)
+                    free(within)
+                graph += malloc(small.outputs.get(index, ()))
                 huge_faults[index] = heap.huge_faults - n_huge
                 released[index + 1] += heap.released_pages - n_released  # by the op itself
-            released[self._n_ops] += released_by(self._dying[self._n_ops])
             n_released = heap.released_pages
-            heap.end_step()
-            late = heap.released_pages - n_released
-            steps.append(StepPages(tuple(faults), tuple(huge_faults), tuple(released), late))
+            drop(self._dying.get(self._n_ops, ()))
+            free(engine)
+            free(graph)
+            released[self._n_ops] += heap.released_pages - n_released
+            steps.append(StepPages(tuple(faults), tuple(huge_faults), tuple(released)))
             # Survivors of this step are what the next step expects from before it.
             for new, old in self._survivors.items():
                 if new in address and old not in address:
-                    address[old] = address.pop(new)
-        return Process(tuple(steps[-N_COUNTED:]), tuple(predecessor), peak)
+                    address[old], beside[old] = address.pop(new), beside.pop(new)
+        return Process(tuple(steps[-N_COUNTED:]), tuple(predecessor), peak - at_first)
+
+    def _stages(self, index: int) -> list[tuple[tuple[int, ...], Sequence[int]]]:
+        """The stages of an op, each with the storages that it makes: of a convolution's backward
+        the first makes the gradient of the input.
+        """
+        stages, born = self._scratch[index] or ((),), self._born.get(index, ())
+        if len(stages) == 1:
+            return [(stages[0], born)]
+        return [
+            (stage, born[:1] if number == 0 else born[1:] if number == 1 else ())
+            for number, stage in enumerate(stages)
+        ]
 
 
 def _survivors(trace: Trace) -> dict[int, int]:
@@ -224,21 +276,16 @@ def _survivors(trace: Trace) -> dict[int, int]:
     return matched
 
 
-N_PROCESSES = 8
-"""Processes simulated where memory is given back, each with small blocks in other places."""
-
-
 @dataclass(frozen=True)
 class AllocatorSimulation:
     """A steady step as malloc sees it.
 
     `steps` are steps of several processes. `faults` are first touches of 4 KiB pages by op, on
     average over them, `huge_faults` those of 2 MiB pages; `released[i]` are pages of 4 KiB given
-    back before op i, the last entry those at the step's end, `released_late` those that small
-    blocks gave back as they went, on average too. `predecessor[s]` is the storage whose memory
-    storage `s` took over in the process of median faults (-1: memory fresh from the system, or
-    never used before). `peak_bytes` is the most that was resident in the first steps, in the median
-    of the processes. Between `fewest_faults` and `most_faults` lie eight of ten steps.
+    back before op i, the last entry those at the step's end. `predecessor[s]` is the storage whose
+    memory storage `s` took over in the process of median faults (-1: memory fresh from the system,
+    or never used before). `peak_bytes` is the most that was resident in the first steps, in the
+    median of the processes. Between `fewest_faults` and `most_faults` lie eight of ten steps.
     """
 
     faults: tuple[float, ...]
@@ -248,7 +295,6 @@ class AllocatorSimulation:
     most_faults: float
     huge_faults: tuple[float, ...] = ()
     released: tuple[float, ...] = ()
-    released_late: float = 0.0
     steps: tuple[StepPages, ...] = ()
 
 
@@ -262,23 +308,23 @@ def simulate(
 
     `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout
     conversions, workspaces); `kept` are (storage, bytes) of memory whose size no recording could
-    know. What is given back, and so faults again, is decided by the small blocks that lie between
-    the tensors (:class:`dlperf.predictors.allocator.heap.Heap`), which differ from process to
-    process and step to step.
+    know. What is given back, and so faults again, is decided by small requests between the tensors
+    (:mod:`dlperf.predictors.allocator.small_requests`). It differs from process to process and from
+    step to step.
 
     Raises DlperfError for an unknown policy.
     """
     chosen = policy_of(policy)
     script = Script(trace, scratch_bytes, kept)
-    runs = [script.run(chosen, seed) for seed in range(1 if chosen.purges else N_PROCESSES)]
+    varies = not (chosen.purges or chosen.keeps)
+    n_processes = max(1, min(N_PROCESSES, N_STEPPED_OPS // (N_STEPS * max(1, len(trace.ops)))))
+    runs = [script.run(chosen, seed) for seed in range(n_processes if varies else 1)]
     peak_bytes = round(statistics.median(run.peak_bytes for run in runs))
-    if (
-        chosen.keeps
-    ):  # what small blocks keep apart takes more memory, which is there from some step on
-        runs = [script.run(chosen, small=NONE)]
     totals = [statistics.median(sum(step.faults) for step in run.steps) for run in runs]
     likely = runs[totals.index(statistics.median_low(totals))]
     steps = tuple(step for run in runs for step in run.steps)
+    if chosen.keeps:  # the memory that small requests keep apart is there from some step on
+        steps = (min(steps, key=lambda step: sum(step.faults)),)
     fewest, most = (quantile([sum(step.faults) for step in steps], part) for part in (0.1, 0.9))
     return AllocatorSimulation(
         _means([step.faults for step in steps]),
@@ -288,7 +334,6 @@ def simulate(
         most,
         _means([step.huge_faults for step in steps]),
         _means([step.released for step in steps]),
-        statistics.fmean(step.released_late for step in steps),
         steps,
     )
 
