@@ -308,12 +308,15 @@ def predict_here(
     point: Measurement | None = None,
     state: State | None = None,
     what_if: Mapping[str, float] | None = None,
+    profiled_on: Machine | None = None,
 ) -> Prediction:
     """A prediction; what makes a kernel model impossible is named with its machine file."""
     from dlperf.forecast.prediction import predict as predict_trace
 
-    with naming_unfit_kernels(machine):
-        return predict_trace(recorded, machine, threads, predictor, malloc, point, state, what_if)
+    with naming_unfit_kernels(machine, *([] if profiled_on is None else [profiled_on])):
+        return predict_trace(
+            recorded, machine, threads, predictor, malloc, point, state, what_if, profiled_on
+        )
 
 
 def predict_and_warn(
@@ -326,9 +329,12 @@ def predict_and_warn(
     warn: Callable[[str], None] = warn,
     state: State | None = None,
     what_if: Mapping[str, float] | None = None,
+    profiled_on: Machine | None = None,
 ) -> Prediction:
     """A prediction; its warnings go to stderr, too."""
-    prediction = predict_here(recorded, machine, threads, predictor, malloc, point, state, what_if)
+    prediction = predict_here(
+        recorded, machine, threads, predictor, malloc, point, state, what_if, profiled_on
+    )
     for line in prediction.warnings:
         warn(line)
     if prediction.unpriced:

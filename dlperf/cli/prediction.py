@@ -35,11 +35,12 @@ from dlperf.cli.options import (
 )
 from dlperf.cli.states import STATE, state_of
 from dlperf.core.argument_types import count, count_or_none
-from dlperf.core.errors import refuse
+from dlperf.core.errors import DlperfError, refuse
 from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
+    from dlperf.core.measurement import Measurement
     from dlperf.core.state import State
     from dlperf.forecast.epoch import Epoch
     from dlperf.forecast.prediction import Prediction
@@ -81,6 +82,10 @@ def check(args: Namespace) -> Problems:
             "--workers are processes on a CPU; leave them or --device-memory out",
         ),
         (samples is None and of_epoch, f"{of_epoch} forecasts an epoch and needs --samples N"),
+        (
+            args.profiled_on and args.point,
+            "--point is for viebke-a and viebke-b; with --profiled-on, give the measurement there",
+        ),
     )
 
 
@@ -101,6 +106,7 @@ def predict(args: Namespace) -> Answer:
     )
     state = state_of(args.states, machine)
     point = None if args.point is None else Measurement.load(args.point)
+    source, there = _profile(args.profiled_on)
     recorded = read_or_record(args, args.target, machine=machine)
     threads = 1 if args.workers else threads_for(args, machine)
     prediction = predict_and_warn(
@@ -109,9 +115,10 @@ def predict(args: Namespace) -> Answer:
         threads,
         args.predictor,
         args.malloc,
-        point,
+        point or there,
         state=state,
         what_if=factors.changed,
+        profiled_on=source,
     )
     epoch = None if args.samples is None else _forecast_epoch(args, prediction, machine, state)
     if args.workers:
@@ -122,6 +129,35 @@ def predict(args: Namespace) -> Answer:
     write_timeline(args, [([prediction], None)])
     data = prediction.to_json(epoch, prediction.page_faults)
     return Answer(prediction_to_text(prediction, epoch), data)
+
+
+def _profile(paths: list[str]) -> tuple[Machine | None, Measurement | None]:
+    """The machine file of ``--profiled-on``, and the measurement that was made there.
+
+    Raises DlperfError for other files, two of a kind, and a measurement alone.
+    """
+    from dlperf.core.files import schema_of
+    from dlperf.core.machine import Machine
+    from dlperf.core.measurement import Measurement
+
+    measured = [path for path in paths if schema_of(path) == "dlperf.measurement"]
+    machines = [path for path in paths if path not in measured]
+    way_out = "; give the other machine's file, and at most one measurement that was made there"
+    if len(machines) > 1 or len(measured) > 1:
+        raise DlperfError(f"--profiled-on: names {', '.join(paths)}{way_out}")
+    if measured and not machines:
+        raise DlperfError(
+            f"--profiled-on {measured[0]}: a measurement does not contain the roofs of its machine"
+            f"{way_out}"
+        )
+    source = Machine.load(machines[0]) if machines else None
+    there = Measurement.load(measured[0]) if measured else None
+    if source is not None and there is not None and there.machine != source.cpu.model:
+        raise DlperfError(
+            f"--profiled-on {measured[0]}: was measured on {there.machine}, not on"
+            f" {source.cpu.model} of {source.path}; measure the step there"
+        )
+    return source, there
 
 
 def _forecast_epoch(
@@ -204,6 +240,7 @@ def _predict_other(
         prediction.malloc,
         state=state,
         what_if=prediction.what_if.changed,
+        profiled_on=prediction.profiled_on,
     )
 
 
@@ -227,6 +264,16 @@ COMMAND = Command(
             help=(
                 "measurement of the target (dlperf measure -o) that viebke-a and viebke-b rest on "
                 "(default: the step that calibrated predicts)"
+            ),
+        ),
+        option(
+            "--profiled-on",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help=(
+                "take the kernels of another machine's file, carried over to this one by what"
+                " bounds them; given once more: a measurement of the step there (dlperf measure -o)"
             ),
         ),
         option(

@@ -105,7 +105,8 @@ class PredictedStep:
 
     `malloc` is the allocator policy, `workers` the number of processes that run such a step at
     once. `is_cross_machine`: the machine file describes another machine. `state` is the machine's,
-    `what_if` are factors on its resources.
+    `what_if` are factors on its resources. The kernels are those of the machine `profiled_on`,
+    carried over, if there is one.
     """
 
     trace: Trace
@@ -119,6 +120,7 @@ class PredictedStep:
     is_cross_machine: bool = False
     state: State = REFERENCE
     what_if: MachineFactors = MachineFactors()
+    profiled_on: Machine | None = None
 
     @cached_property
     def step(self) -> Step:

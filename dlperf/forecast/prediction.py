@@ -17,6 +17,7 @@ from dlperf.core.host import usual_threads
 from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Machine
 from dlperf.core.machine_doubts import doubts_of, is_cross_machine
+from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PHASES, PredictedStep
 from dlperf.core.state import State
 from dlperf.core.trace import LOSS, Trace
@@ -40,8 +41,6 @@ from dlperf.predictors.page_faults import BOUND
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dlperf.core.measurement import Measurement
 
 SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
 _LAYER_COLUMNS = [
@@ -105,11 +104,14 @@ def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
     """Cost of page faults with recommendations; None for a small share of the step.
 
     Each other policy's step is predicted anew, since memory that is kept is also colder than pages
-    just zeroed. A policy that saves nothing is left out.
+    just zeroed. A policy that saves nothing is left out. There are none for kernels that were
+    profiled on another machine.
     """
     cost, step_s = page_fault_cost(prediction), prediction.step.total_s
     if cost is None or step_s is None:
         return None
+    if prediction.profiled_on is not None:
+        return cost  # of kernels that lie elsewhere in the caches, nothing is known here
     price = registry.get(prediction.predictor).price
     found = []
     for name, policy in POLICIES.items():
@@ -291,7 +293,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         """The prediction as JSON data; nothing is predicted for it: `page_faults` are null unless
         given, for example as :attr:`page_faults`.
         """
-        trace, device = self.trace, self.device_memory
+        trace, source, device = self.trace, self.profiled_on, self.device_memory
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -305,6 +307,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
             "workers": self.workers,
             "state": asdict(self.state),
             "what_if": self.what_if.changed,
+            "profiled_on": source and (source.path or source.cpu.model),
             "step": {
                 **asdict(self.step),
                 "peak_allocated_bytes": None if device is None else device.peak_allocated_bytes,
@@ -349,6 +352,7 @@ def predict(
     point: Measurement | None = None,
     state: State | None = None,
     what_if: Mapping[str, float] | None = None,
+    profiled_on: Machine | None = None,
 ) -> Prediction:
     """Predict a recorded step on a measured machine without running it.
 
@@ -363,6 +367,9 @@ def predict(
     machine file of another machine or torch than this, all times are extrapolated and the interval
     is twice as wide; the prediction's warnings say so, and what else makes the file doubtful. A
     device of a data sheet is predicted by ``data-sheet`` where the predictor is ``calibrated``.
+    With `profiled_on`, the kernels are those of that machine, carried over to `machine` by what
+    bounds them (:mod:`dlperf.predictors.transfer`); a `point` is then a measurement of the step
+    there.
 
     Raises DlperfError for an argument of another type, an unknown predictor or policy, threads
     below 1, a machine file without what the predictor needs, a point of another network, or a
@@ -375,11 +382,23 @@ def predict(
         ("malloc", malloc, str, f"one of {', '.join(POLICIES)}"),
     ):
         check_type("predict", name, value, kind, way)
+    if point is not None:
+        check_type("predict", "point", point, Measurement, "Measurement.load(path) reads one")
+    if profiled_on is not None:
+        check_type("predict", "profiled_on", profiled_on, Machine, "Machine.load(path) reads one")
     factors = MachineFactors.of(what_if or {})
     if threads is None:
         threads = usual_threads(machine)
     check_count("threads", threads)
     is_device = machine.data_sheet is not None
+    if profiled_on is not None:
+        for one in (machine, profiled_on):
+            if one.data_sheet is not None:
+                raise DlperfError(
+                    f"{one.path or one.cpu.model}: is a device by its data sheet; kernels are"
+                    " carried over from one calibrated machine to another (dlperf calibrate"
+                    " --quick)"
+                )
     if is_device and predictor == "calibrated":
         predictor = DATA_SHEET
     if is_device and predictor != DATA_SHEET:
@@ -398,7 +417,15 @@ def predict(
             f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not"
             f" {threads}: extrapolated; dlperf calibrate --threads {threads} measures it"
         )
-    prices = registry.get(predictor, point).price(trace, machine, threads, policy_of(malloc).name)
+    if profiled_on is not None:
+        versions = profiled_on.versions.get("torch"), machine.versions.get("torch")
+        if None not in versions and versions[0] != versions[1]:
+            warnings.append(
+                f"kernels were profiled with torch {versions[0]}, the machine file has"
+                f" {versions[1]}: their kernels may differ"
+            )
+    chosen = registry.get(predictor, point, profiled_on)
+    prices = chosen.price(trace, machine, threads, policy_of(malloc).name)
     memory = memory_on(trace, machine)
     if memory is not None:
         notes = (*prices.notes, *memory.notes)
@@ -415,6 +442,7 @@ def predict(
         (*warnings, *prices.warnings),
         malloc,
         state=at,
+        profiled_on=profiled_on,
         device_memory=memory,
     ).under(factors)
     return prediction.cross_machine() if is_cross_machine(machine) else prediction

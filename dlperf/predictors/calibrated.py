@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,7 +26,9 @@ from dlperf.core.costs import (
     PAGE_RESIDENCY,
 )
 from dlperf.core.machine import Machine, lacks
+from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import Item, Prices
+from dlperf.core.state import REFERENCE
 from dlperf.core.trace import Trace, own_operations
 from dlperf.core.variation import Z90, core_speed_samples, kernel_sensitivity_frac
 from dlperf.ops.fused import FUSED
@@ -37,6 +39,7 @@ from dlperf.predictors.kernel_model import one_blas_thread
 from dlperf.predictors.kernels.description import KernelDescription, stacked
 from dlperf.predictors.page_faults import BOUND, peak_memory_bytes
 from dlperf.predictors.step_items import LEAST_KERNEL_S, StepItems
+from dlperf.predictors.transfer import as_measured, carried_cost_model
 
 _QUIET_SLOWDOWN = 1.06
 """Contention slowdown up to which a machine counts as quiet."""
@@ -55,10 +58,18 @@ _FUSED_SPREAD = 0.4
 
 
 @register
+@dataclass(frozen=True)
 class Calibrated:
-    """Calibrated predictor; see the module."""
+    """Calibrated predictor; see the module.
+
+    With `profiled_on`, the kernels are that machine's, carried over
+    (:mod:`dlperf.predictors.transfer`). With `measured_there`, layers are as wrong as their
+    prediction for that machine is.
+    """
 
     name = "calibrated"
+    profiled_on: Machine | None = None
+    measured_there: Measurement | None = None
 
     @one_blas_thread
     def price(
@@ -67,8 +78,14 @@ class Calibrated:
         """Priced items of a step. Raises DlperfError for a file without kernels or bandwidths."""
         if not machine.kernels:
             raise lacks(machine, "kernels")
-        cost_model, analysis = cost_model_of(machine, threads), analyse(trace, malloc)
+        if self.profiled_on is None:
+            cost_model = cost_model_of(machine, threads)
+        else:
+            cost_model = carried_cost_model(self.profiled_on, machine, threads)
+            machine = cost_model.machine
+        analysis = analyse(trace, malloc)
         step = StepItems(trace, cost_model, analysis, cost_model.threads == threads)
+        step.notes |= cost_model.notes
         slowdown = machine.contention_slowdown(cost_model.threads)
         if slowdown > _QUIET_SLOWDOWN:
             step.notes.add(
@@ -101,7 +118,7 @@ class Calibrated:
             math.fsum(item.seconds for item in of) for of in (items, kernels + calls)
         )
         low, high = _interval(items, step, total_s, total_s / quiet_s if total_s else slowdown)
-        return Prices(
+        found = Prices(
             tuple(items),
             low_factor=low,
             high_factor=high,
@@ -109,6 +126,12 @@ class Calibrated:
             warnings=_missing(machine, trace),
             peak_memory_bytes=peak_memory_bytes(trace, machine, analysis.allocator),
         )
+        if self.profiled_on is None or self.measured_there is None:
+            return found
+        source, measured = self.profiled_on, self.measured_there
+        there = Calibrated().price(trace, source, measured.threads, malloc)
+        state = None if source.reference is None else measured.state_over(source.reference)
+        return as_measured(found, there.at_state(state or REFERENCE), trace, measured)
 
 
 def _length(seconds: float) -> float:
@@ -172,8 +195,8 @@ def _interval(
     Kernel models: posterior covariance times the interval calibration factor; twice the standard
     deviation for an extrapolated op, 100 % for an unpriced one, less for a generated kernel; all
     wider by the factor of the file's self-test. Then the variation between processes and between
-    hours, the range of page faults, and the 5 % to 95 % range of the core's speed during the
-    calibration.
+    hours, what carries kernels over from another machine, the range of page faults, and the 5 % to
+    95 % range of the core's speed during the calibration.
     """
     if total_s <= 0:
         return 1.0, 1.0
@@ -195,11 +218,14 @@ def _interval(
         frac = weight * item.seconds / max(kernel.seconds, LEAST_KERNEL_S)
         for piece in kernel.sub_kernels:
             by_variant[piece.variant][piece.description] += frac * piece.seconds
+    carried_s = 0.0
     variance_s2 = unpriced_s**2 + (PROCESS_SPREAD**2 + HOUR_SPREAD**2) * total_s**2
     for variant, members in by_variant.items():
         seconds = np.array(list(members.values()))
         covariance = cost_model.kernel_model(variant).covariance(*stacked(list(members)))
         variance_s2 += float(seconds @ covariance @ seconds)
+        carried_s += cost_model.carried_spread(variant) * float(seconds.sum())
+    variance_s2 += carried_s**2
     half = machine.interval_factor(threads) * Z90 * math.sqrt(variance_s2) / total_s
     fault_s = slowdown * (cost_model.cost_s("page_fault") + cost_model.cost_s("page_release"))
     now = sum(simulated.faults)

@@ -98,6 +98,11 @@ class KernelCostModel:
     _work_ranges: dict[Variant, tuple[float, float]] = field(default_factory=dict)
 
     @property
+    def notes(self) -> set[str]:
+        """What a prediction from the models says of them."""
+        return set()
+
+    @property
     def kernels(self) -> dict[Variant, Rows]:
         """Measured kernels with their descriptions, by variant."""
         return {
@@ -185,6 +190,10 @@ class KernelCostModel:
             points, max_call_s = self._points(variant), self._max_call_s(variant)
             self._models[variant] = KernelModel.fit(*points, hyperparameters, max_call_s, earlier)
         return self._models[variant]
+
+    def carried_spread(self, variant: Variant) -> float:
+        """Relative standard deviation of what carries a variant over from another machine."""
+        return 0.0
 
     def refit(self, variant: Variant) -> KernelModel:
         """Model of a measured variant with hyperparameters that are searched anew."""

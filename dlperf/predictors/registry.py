@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
 from dlperf.predictors import (  # noqa: F401  (their import registers the predictors)
     calibrated,
@@ -12,6 +13,7 @@ from dlperf.predictors import (  # noqa: F401  (their import registers the predi
     viebke,
 )
 from dlperf.predictors.base import PREDICTORS, Predictor
+from dlperf.predictors.calibrated import Calibrated
 
 
 def names() -> tuple[str, ...]:
@@ -19,13 +21,23 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(PREDICTORS))
 
 
-def get(name: str, point: Measurement | None = None) -> Predictor:
-    """The predictor called `name`, fitted to a measured `point` if it has a field of that name.
+def get(
+    name: str, point: Measurement | None = None, profiled_on: Machine | None = None
+) -> Predictor:
+    """The predictor called `name`, fitted to a measured `point` if it has a field of that name, or
+    with kernels `profiled_on` another machine, where the `point` was measured then.
 
-    Raises DlperfError that lists the known names, or those that take a point.
+    Raises DlperfError that lists the known names, or those that take a point or a machine.
     """
     if name not in PREDICTORS:
         raise DlperfError(f"predictor {name!r} is unknown; known are {', '.join(names())}")
+    if profiled_on is not None:
+        if name != Calibrated.name:
+            raise DlperfError(
+                f"predictor {name!r} takes no kernels of another machine (--profiled-on);"
+                f" {Calibrated.name} does"
+            )
+        return Calibrated(profiled_on, point)
     if point is None:
         return PREDICTORS[name]()
     takers = [one for one in names() if hasattr(PREDICTORS[one], "point")]

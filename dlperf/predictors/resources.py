@@ -18,7 +18,7 @@ from dlperf.predictors.kernel_cost_model import KernelCostModel
 Array = npt.NDArray[np.float64]
 SMALL_S = 1e-5
 """Time above which an op counts as bound by its kernel, whatever fraction of the peak it has."""
-_SMALL_FRAC = 0.25
+SMALL_FRAC = 0.25
 _SHARED = tuple(LEVELS.index(level) for level in ("L3", "DRAM"))
 
 
@@ -54,7 +54,7 @@ def resources_of(
     memory_s = analysis.n_bytes / rates[levels]
     compute_s = analysis.flops / _peaks(trace, cost_model)
     total_s = np.array(seconds)
-    small = np.maximum(memory_s, compute_s) < _SMALL_FRAC * total_s
+    small = np.maximum(memory_s, compute_s) < SMALL_FRAC * total_s
     small &= total_s < SMALL_S
     moving = ~small & (memory_s >= KEPT_FRAC * total_s) & (memory_s >= compute_s)
 

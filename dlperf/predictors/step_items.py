@@ -24,7 +24,6 @@ from dlperf.predictors.analysis import Analysis
 from dlperf.predictors.base import op_items
 from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel
-from dlperf.predictors.kernels.catalog import describe
 from dlperf.predictors.page_faults import cold_faults, page_items
 from dlperf.predictors.resources import Array, resources_of
 
@@ -63,7 +62,7 @@ class OptimizerCosts:
                 tuple(_shrink(value) for value in op.args),
                 tuple((name, _shrink(value)) for name, value in op.kwargs),
             )
-            (priced,) = self.cost_model.kernels_s([(describe(tiny),)])
+            (priced,) = self.cost_model.modelled([tiny])
             self.known[signature] = (
                 priced.seconds
                 if priced is not None

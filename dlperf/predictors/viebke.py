@@ -23,19 +23,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
-from dlperf.core.prediction import PHASES, Item, Prices
-from dlperf.core.trace import LOSS, Trace
+from dlperf.core.prediction import Item, Prices
+from dlperf.core.trace import Trace
 from dlperf.models.threads import seconds_per_operation
 from dlperf.ops import counts
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.base import op_items, register
 from dlperf.predictors.calibrated import Calibrated
+from dlperf.predictors.measured_layers import layer_times_s, whole_s
 from dlperf.predictors.page_faults import peak_memory_bytes
 from dlperf.predictors.roofline import Roofline
 
@@ -76,7 +76,7 @@ class ViebkeA:
             ratio, source, fitted_to = 1.0, "interpolated", "the step that calibrated predicts"
         else:
             prices = Prices((), peak_memory_bytes=_peak(trace, machine, malloc))
-            point_s, phases = _whole(self.point, trace)
+            point_s, phases = whole_s(self.point, trace)
             ratio, source, fitted_to = _scale(self.point, trace, threads, "interpolated")
         scales = {phase: ratio if phase in IMAGE_PHASES else 1.0 for phase in phases}
         weights = [scales.get(op.phase, 0.0) for op in trace.ops]
@@ -135,7 +135,7 @@ class ViebkeB:
                 f"{self.name}: the point, {self.point.target}, is a forward pass, which says"
                 " nothing of T_BProp; measure without --inference"
             )
-        _, phases = _whole(self.point, trace)
+        _, phases = whole_s(self.point, trace)
         ratio, source, taken_from = _scale(self.point, trace, threads, "measured")
         bounds = _bounds(trace, machine, threads)
         items = [
@@ -147,7 +147,7 @@ class ViebkeB:
                 source,
                 what=phase,
             )
-            for layer, phase, seconds in _layer_times(self.point, trace, phases)
+            for layer, phase, seconds in layer_times_s(self.point, trace, phases)
         ]
         return Prices(
             tuple(items),
@@ -157,25 +157,6 @@ class ViebkeB:
 
 
 # -- the point -------------------------------------------------------------------------------------
-
-
-def _whole(point: Measurement, trace: Trace) -> tuple[float, set[str]]:
-    """The seconds that the point and the trace have in common, and their phases: the whole step, or
-    the forward where one is no training.
-
-    Raises DlperfError where the point's layers are not the trace's.
-    """
-    types = {layer.name: layer.type for layer in trace.layers}
-    for row in point.layers:
-        if row.layer != LOSS and types.get(row.layer) != row.type:
-            here = f"is {types[row.layer]} in" if row.layer in types else "is not in"
-            raise DlperfError(
-                f"the point is of another network: its layer {row.layer!r} ({row.type}) {here}"
-                f" {trace.target}; dlperf measure {trace.target} -o FILE makes one"
-            )
-    if point.inference == trace.inference:
-        return point.step["total"].median, {"zero_grad", *PHASES}
-    return point.step["forward"].median, {"forward"}
 
 
 def _scale(point: Measurement, trace: Trace, threads: int, source: str) -> tuple[float, str, str]:
@@ -194,27 +175,6 @@ def _scale(point: Measurement, trace: Trace, threads: int, source: str) -> tuple
         and point.inference == trace.inference
     )
     return point.batch_size / trace.batch_size, source if at_home else "extrapolated", words
-
-
-def _layer_times(
-    point: Measurement, trace: Trace, phases: set[str]
-) -> Iterator[tuple[str, str, float]]:
-    """(layer, phase, seconds) of the point that add up to its whole; a phase without times by layer
-    stands under the root.
-    """
-    medians = {phase: samples.median for phase, samples in point.step.items() if phase in phases}
-    # Medians of phases do not quite add up to the median of the step.
-    scale = _whole(point, trace)[0] / math.fsum(medians.values())
-    root = trace.layers[0].name if trace.layers else LOSS
-    for phase, median in medians.items():
-        rows = [
-            (row.layer, samples.median)
-            for row in point.layers
-            if phase != "zero_grad" and (samples := row.phase(phase)) is not None
-        ]
-        total = math.fsum(seconds for _, seconds in rows)
-        for layer, seconds in rows if total > 0 else [(root, 1.0)]:
-            yield layer, phase, scale * median * seconds / (total or 1.0)
 
 
 def _bounds(trace: Trace, machine: Machine, threads: int) -> dict[tuple[str, str], str]:

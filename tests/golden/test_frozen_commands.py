@@ -22,6 +22,13 @@ COMMANDS = {
     "show-cluster": "machine show cluster.json",
     "predict-elsewhere": f"predict lenet-16.json {ELSEWHERE} --threads 1",
     "predict-malloc": f"predict cnn-medium-64.json {ELSEWHERE} --threads 2 --malloc tuned",
+    "predict-what-if": (
+        f"predict cnn-medium-64.json {ELSEWHERE} --threads 1 --samples 1000 --what-if flops=2"
+        " memory_bandwidth=0.5 l3_bandwidth=0.25 overhead=0.5 page_faults=3"
+    ),
+    "predict-profiled-on": (
+        f"predict cnn-medium-64.json {ELSEWHERE} --threads 1 --profiled-on machine.json"
+    ),
     "epochs": f"predict lenet-16.json {ELSEWHERE} --threads 1 {EPOCH}",
     "epochs-loop": f"predict cnn-small-8.json {ELSEWHERE} --threads 2 {EPOCH} {LOOP}",
     "epochs-inference": f"predict lenet-inference-16.json {ELSEWHERE} --threads 1 --samples 1000",

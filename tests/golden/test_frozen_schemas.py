@@ -46,7 +46,7 @@ ANSWERED = (
     f"predict lenet-16.json {_ON} --samples 1000 --epochs 2 --val-samples 100",
     f"predict lenet-inference-16.json {_ON}",
     f"predict cnn-medium-64.json {_ON} --device-memory 1GiB",
-    f"predict unpriced-16.json {_ON}",
+    f"predict unpriced-16.json {_ON} --profiled-on machine.json",
     "predict mlp-32.json --machine elsewhere.json --workers 2 --samples 1000",
     f"scale lenet-16.json {_ON} --cluster cluster.json --ranks 1,2",
     "scale --trace communication.json --cluster cluster.json",
