@@ -59,15 +59,17 @@ class KernelTable:
             rows.append(TableRow(name, op, row.seconds(time)))
         return cls(str(path), tuple(rows))
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The rows as kernels of a machine file; equal ones as samples of one."""
+    def kernels(self, threads: int = 1) -> tuple[Kernel, ...]:
+        """The rows as kernels of a machine file; equal ones as samples of one. A device counts as
+        one thread, a processor as its cores.
+        """
         found: dict[str, Kernel] = {}
         for row in self.rows:
             op, samples = replace(row.op, outputs=()), Samples((row.seconds,))
             if (known := found.get(op.signature)) is not None:
                 found[op.signature] = replace(known, samples=known.samples.joined(samples))
             else:
-                found[op.signature] = Kernel(op, row.family, 1, samples)
+                found[op.signature] = Kernel(op, row.family, threads, samples)
         return tuple(found.values())
 
 

@@ -65,9 +65,11 @@ class DataSheetPredictor:
                 f"{machine.path or 'machine'}: holds no data sheet; dlperf machine new makes a"
                 " machine from one, and the predictor calibrated takes this file"
             )
-        cost_model = cost_model_of(machine, 1) if machine.kernels else None
+        # Imported kernels ran on all cores.
+        part = min(1.0, threads / machine.threads[0])
+        cost_model = cost_model_of(machine, threads) if machine.kernels and part == 1.0 else None
         unknown = frozenset(counts.unknown_ops(trace))
-        priced = _price_ops(trace, machine, threads, cost_model, unknown)
+        priced = _price_ops(trace, machine, part, cost_model, unknown)
         items = op_items(
             trace,
             [one.seconds for one in priced],
@@ -95,13 +97,11 @@ class _Priced(NamedTuple):
 def _price_ops(
     trace: Trace,
     machine: Machine,
-    threads: int,
+    part: float,
     cost_model: KernelCostModel | None,
     unknown: frozenset[int],
 ) -> list[_Priced]:
-    """The price of every op of a trace."""
-    cores = machine.cpu.n_cores if sheet_of(machine).kind == "processor" else 1
-    part = min(1.0, threads / cores)
+    """The price of every op of a trace; `part` is the share of a processor's cores."""
     plain = [_without_bias(op) for op in trace.ops]
     modelled: Sequence[PricedKernel | None] = (
         [None] * len(plain)
@@ -115,9 +115,11 @@ def _price_ops(
             continue
         seconds, bound = sheet_s(machine, op, flops, n_bytes, part)
         alone, bias_bytes = plain[index]
-        exact, kernel = machine.exact(alone, 1), modelled[index]
-        bias_s = sheet_s(machine, replace(op, name="aten.add_.Tensor"), 0, bias_bytes)[0]
-        bias_s = bias_s if bias_bytes else 0.0
+        bias_s = 0.0
+        if bias_bytes:
+            bias_s, _ = sheet_s(machine, replace(op, name="aten.add_.Tensor"), 0, bias_bytes)
+        exact = None if cost_model is None else machine.exact(alone, cost_model.threads)
+        kernel = modelled[index]
         if exact is not None:
             found.append(_Priced(exact.seconds + bias_s, bound, "measured"))
         elif kernel is not None:

@@ -15,7 +15,8 @@ the sizes in the names of cuBLAS's and cuDNN's kernels (volta_sgemm_128x32_nn). 
 Gray 2016, arXiv 1509.09308): a block has 32 tiles of the image and 32 channels, as in their kernel;
 the accumulators of more would leave no registers for a second block. The fastest counts, as
 cudnnFind does it. The gradient of a weight sums over the image's pixels, which kernels split, so
-that it has no waves.
+that it has no waves. Neither has a depthwise convolution, a thread of which computes one result
+(ATen/native/cuda/DepthwiseConv2d.cu).
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ _VECTOR = 8
 @dataclass(frozen=True, slots=True)
 class DeviceProduct:
     """A product of m x k and k x n on a device, `batch` times; `winograd` is the shape of the same
-    work in Winograd's domain (tiles, channels out, channels in), None where it does not apply.
+    work in Winograd's domain (tiles, channels out, channels in), None where it does not apply. One
+    that `is_direct` has neither tiles nor waves.
     """
 
     m: int
@@ -53,7 +55,7 @@ class DeviceProduct:
     k: int
     batch: int = 1
     winograd: tuple[int, int, int] | None = None
-    is_split: bool = False
+    is_direct: bool = False
 
     def work(self, n_units: int) -> tuple[float, str]:
         """Multiply-adds of the busiest unit times the number of units, and the kernel's name: its
@@ -62,8 +64,8 @@ class DeviceProduct:
         >>> DeviceProduct(128, 33, 10).work(1)  # two tiles of 128 x 32, or one of 128 x 64
         (81920.0, '128x64, one wave')
         """
-        if self.is_split:
-            return float(self.batch * self.m * self.n * self.k), "split"
+        if self.is_direct:
+            return float(self.batch * self.m * self.n * self.k), "direct"
         found = [
             (self.m, self.n, rows, columns, self.k, f"{rows}x{columns}") for rows, columns in _TILES
         ]
@@ -106,7 +108,8 @@ def device_products(op: Op, call: ConvolutionCall | None = None) -> tuple[Device
             sides = (call.after if way == "output" else call.before).shape[2:]
             tiles = n * math.prod(math.ceil(side / _WINOGRAD_SIDE) for side in sides)
             winograd = (tiles, out, contracted // taps)
-        found.append(DeviceProduct(pixels, out, contracted, groups, winograd, way == "weight"))
+        is_direct = way == "weight" or (groups > 1 and c_in == 1)
+        found.append(DeviceProduct(pixels, out, contracted, groups, winograd, is_direct))
     return tuple(found)
 
 
@@ -182,7 +185,7 @@ def describe_on(machine: Machine, op: Op) -> KernelDescription | None:
     products = device_products(op, call)
     if not products:
         return _elementwise(machine, op, dtype)
-    if len(products) > 1 or products[0].is_split or "backward" in op.packet:
+    if len(products) > 1 or products[0].is_direct or "backward" in op.packet:
         return None
     (product,) = products
     work, kernel = product.work(machine.cpu.n_cores)

@@ -68,7 +68,7 @@ def data_sheet_page(machine: Machine) -> str:
         *(f"[{number}] {printable(source)}" for number, source in enumerate(cited, 1)),
     ]
     if machine.kernels:
-        errors = machine.leave_one_out_errors(1)
+        errors = machine.leave_one_out_errors(machine.threads[0])
         families = sorted(Counter(kernel.family for kernel in machine.kernels).items())
         kernels = [
             Column("kernels", tuple(name for name, _ in families), align_left=True),

@@ -122,7 +122,7 @@ def _predict(machine: Machine, rows: Sequence[TableRow]) -> list[tuple[float, st
     threads = machine.threads[0] if machine.threads else 1
     if machine.data_sheet is not None and not machine.kernels:
         return [(_sheet_s(machine, row), DATA_SHEET) for row in rows]
-    cost_model = cost_model_of(machine, 1 if machine.data_sheet is not None else threads)
+    cost_model = cost_model_of(machine, threads)
     ops = [row.op for row in rows]
     found = []
     for row, kernel in zip(rows, cost_model.modelled(ops)):
@@ -173,7 +173,7 @@ def import_table(machine: Machine, table: KernelTable) -> tuple[Machine, int]:
             f"{table.path}: all {len(possible):,} rows are faster than {machine.cpu.model} can be;"
             " is the time in the unit of its column, and the device right?"
         )
-    imported = replace(table, rows=rows).kernels()
+    imported = replace(table, rows=rows).kernels(machine.threads[0])
     note = f"{len(rows):,} kernels imported from {table.path}"
     found = replace(machine.with_kernels(imported), notes=(*machine.notes, note), path="")
     return fit_kernel_models(found), len(possible) - len(rows)

@@ -97,7 +97,15 @@ def test_a_backward_has_a_product_for_each_gradient() -> None:
     )
     of_input, of_weight = device_products(gradient)
     assert (of_input.m, of_input.n, of_input.k) == (4 * 56 * 56, 64, 32 * 9)
-    assert of_weight.work(108) == (4.0 * 56 * 56 * 64 * 32 * 9, "split")
+    assert of_weight.work(108) == (4.0 * 56 * 56 * 64 * 32 * 9, "direct")
+
+
+def test_a_depthwise_convolution_has_no_tiles() -> None:
+    op = convolution(4, 64, 56, 64, 3)
+    weight = TensorSpec.contiguous(64, 1, 3, 3)
+    depthwise = replace(op, args=(op.args[0], weight, None, *op.args[3:-1], 64))
+    (product,) = device_products(depthwise)
+    assert product.work(108) == (4.0 * 56 * 56 * 64 * 9, "direct")
 
 
 def test_more_work_takes_no_less_time() -> None:
@@ -317,6 +325,21 @@ def test_impossible_rows_are_left_out(tmp_path: Path) -> None:
     only = replace(table, rows=table.rows[:1])
     with pytest.raises(DlperfError, match="all 1 rows are faster than NVIDIA A100"):
         import_table(shelf.device("a100"), only)
+
+
+def test_a_processor_takes_tables_for_all_its_cores(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    rows = [f"{n},{5e-6 + 8 * n / 100e9}" for n in range(10**6, 10**8, 10**7)]
+    path.write_text("\n".join(["shape,time_s", *rows]))
+    table = KernelTable.load(path)
+    machine, n_left_out = import_table(shelf.device("epyc-7763"), table)
+    assert n_left_out == 0
+    assert {kernel.threads for kernel in machine.kernels} == {64}
+    (family,) = judge(machine, table).families
+    assert family.sources == {"measured": 10}
+    (item,) = predict(trace_of(relu(5 * 10**7 + 7)), machine).prices.items
+    assert item.source == "interpolated"
+    assert item.seconds == pytest.approx(5e-6 + 8 * 5e7 / 100e9, rel=0.05)
 
 
 def test_a_measured_machine_takes_no_table() -> None:
