@@ -125,7 +125,7 @@ def predict(args: Namespace) -> Answer:
         from dlperf.forecast.worker_processes import predict_co_run
 
         prediction = predict_co_run(prediction, args.workers)
-    prediction = replace(prediction, device_memory=memory_on_device(args, recorded))
+    prediction = replace(prediction, device_memory=memory_on_device(args, prediction))
     write_timeline(args, [([prediction], None)])
     data = prediction.to_json(epoch, prediction.page_faults)
     return Answer(prediction_to_text(prediction, epoch), data)

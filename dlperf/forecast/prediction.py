@@ -33,7 +33,7 @@ from dlperf.forecast.worker_processes import (
 from dlperf.ops import counts
 from dlperf.ops import roofs as measured_roofs
 from dlperf.predictors import registry
-from dlperf.predictors.allocator.device_memory import DeviceMemory
+from dlperf.predictors.allocator.device_memory import DeviceMemory, memory_on
 from dlperf.predictors.allocator.simulation import POLICIES, policy_of
 from dlperf.predictors.data_sheet import DATA_SHEET
 from dlperf.predictors.layer_traffic import LayerTraffic, layer_traffic
@@ -127,8 +127,8 @@ def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
 
 @dataclass(frozen=True, repr=False)
 class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
-    """Prediction of a trace on a machine, by a predictor. `device_memory` is its memory on a CUDA
-    device, where that was asked for.
+    """Prediction of a trace on a machine, by a predictor. `device_memory` is its memory on an
+    accelerator.
 
     >>> # prediction.step.total_s; prediction.layers (DataFrame); prediction.ops (DataFrame)
     """
@@ -431,6 +431,12 @@ def predict(
             )
     chosen = registry.get(predictor, point, profiled_on)
     prices = chosen.price(trace, machine, threads, policy_of(malloc).name)
+    memory = memory_on(trace, machine)
+    if memory is not None:
+        notes = (*prices.notes, *memory.notes)
+        prices = replace(prices, peak_memory_bytes=memory.peak_reserved_bytes, notes=notes)
+        if not memory.fits:
+            warnings.append(f"{machine.cpu.model}: the step does not fit into its memory")
     at = machine.usual_state if state is None else state
     prediction = Prediction(
         trace,
@@ -442,5 +448,6 @@ def predict(
         malloc,
         state=at,
         profiled_on=profiled_on,
+        device_memory=memory,
     ).under(factors)
     return prediction.cross_machine() if is_cross_machine(machine) else prediction

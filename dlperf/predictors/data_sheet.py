@@ -28,7 +28,6 @@ from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.core.variation import Z90
 from dlperf.ops import counts
-from dlperf.predictors.allocator.device_memory import device_memory
 from dlperf.predictors.base import op_items, register
 from dlperf.predictors.device_kernels import sheet_needs_s, sheet_of, sheet_s
 from dlperf.predictors.kernel_cost_model import (
@@ -81,15 +80,12 @@ class DataSheetPredictor:
             [one.parts for one in priced],
             [one.needs for one in priced],
         )
-        peak_bytes, warnings = _memory(trace, machine)
         low, high = _interval(items, priced, cost_model)
         return Prices(
             tuple(items),
             low_factor=low,
             high_factor=high,
             notes=_notes(machine, priced),
-            warnings=warnings,
-            peak_memory_bytes=peak_bytes,
         )
 
 
@@ -168,17 +164,6 @@ def _without_bias(op: Op) -> tuple[Op, int]:
         return op, 0
     moved = 2 * sum(spec.nbytes for spec in op.outputs)
     return replace(op, args=(*op.args[:2], None, *op.args[3:])), moved
-
-
-def _memory(trace: Trace, machine: Machine) -> tuple[int | None, tuple[str, ...]]:
-    """Peak reserved bytes of a step on an accelerator, and a warning where it does not fit; None on
-    a processor, and where the trace does not hold its memory.
-    """
-    if sheet_of(machine).kind == "processor" or not trace.storages:
-        return None, ()
-    memory = device_memory(trace, machine.cpu.memory_bytes or None)
-    warning = f"{machine.cpu.model}: the step does not fit: {memory}"
-    return memory.peak_reserved_bytes, () if memory.fits else (warning,)
 
 
 def _interval(

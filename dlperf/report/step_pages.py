@@ -340,11 +340,7 @@ def _step_facts(prediction: Prediction, epoch: Epoch | None) -> dict[str, str]:
         whose = f" of all {workers} workers" if workers > 1 else ""
         text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
         facts["throughput"] = f"{text} samples/s{whose}"
-    sheet = prediction.machine.data_sheet
-    on_device = sheet is not None and sheet.kind == "accelerator"
-    if step.peak_memory_bytes is not None and on_device:
-        facts["peak memory"] = f"{format_bytes(step.peak_memory_bytes)} reserved on the device"
-    elif step.peak_memory_bytes is not None:
+    if step.peak_memory_bytes is not None and prediction.machine.data_sheet is None:
         each = ", each worker" if workers > 1 else ""
         lacking = "; torch's own share is not in the machine file"
         facts["peak memory"] = (

@@ -97,6 +97,25 @@ def test_a_trace_file_has_one_batch_size(predicted: Callable, tmp_path: Path) ->
     assert found["step"]["peak_reserved_bytes"] == expected(64).peak_reserved_bytes
 
 
+def test_a_device_of_the_shelf_has_its_own_memory(dlperf: Callable, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET, encoding="utf-8")
+    on = ("predict", tmp_path / "net.py:net", "--json", "-", "--device", "h100", "--batch-size")
+    done = dlperf(*on, 64)
+    assert done.status == 0, done.err
+    found = json.loads(done.out)
+    memory = device_memory(recorded(64), workspace_bytes=32 * 2**20)
+    assert found["step"]["peak_allocated_bytes"] == memory.peak_allocated_bytes
+    assert found["step"]["peak_memory_bytes"] == found["step"]["peak_reserved_bytes"]
+    assert found["device_memory"]["capacity_bytes"] == 80 * 10**9
+    done = dlperf(*on, 12000, "--device-memory", CONTEXT_BYTES + 200 * 2**20)
+    assert 0 < json.loads(done.out)["device_memory"]["fitting_batch_size"] < 12000
+
+
+def test_a_processor_of_the_shelf_is_no_device(dlperf: Callable) -> None:
+    done = dlperf("predict", "mlp", "--json", "-", "--device", "epyc-7763")
+    assert json.loads(done.out)["device_memory"] is None
+
+
 def test_without_a_device_there_is_nothing(predicted: Callable) -> None:
     found = predicted("--batch-size", 8)
     assert (found["device_memory"], found["step"]["peak_reserved_bytes"]) == (None, None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dlperf.core.machine import Machine
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.core.units import MIB, format_bytes
 from dlperf.predictors.allocator.caching import SIZES, CachingAllocator, OutOfDeviceMemory
@@ -18,12 +20,16 @@ CUBLAS_WORKSPACE_BYTES = 8_519_680
 """Workspace of a cuBLAS handle, ``CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8`` in KiB times count
 (aten/src/ATen/cuda/CublasHandlePool.cpp).
 """
-HOPPER_WORKSPACE_BYTES = 32 * MIB
-"""The same on devices of compute capability 9."""
-CONTEXT_BYTES = 1_343_000_000
-"""Device memory of a CUDA context and its kernels, which the allocator does not count: after a
-first tensor, transformers' page *Model memory anatomy* prints 1343 MB. Other published figures are
-723 MiB (discuss.pytorch.org/t/73021) and 1 GB or more (maskrcnn-benchmark issue 182).
+_WORKSPACES = (
+    (r"\bG?H(100|200|800|20)\b", 32 * MIB),  # compute capability 9
+    (r"\bMI3\d\d", 128 * MIB),  # gfx94, gfx95
+)
+"""The same on other devices, by a pattern of their names (the same file)."""
+CONTEXT_BYTES = 526_000_000
+"""Device memory of a CUDA context and its kernels, outside the allocator: a process's memory less
+the reserved one in messages of torch.OutOfMemoryError, 0.49 GiB in TianheWu/CoSeR issue 10 and in
+lianqi1008/Control-GIC issue 6 (A100). Before kernels were loaded lazily it was 1343 MB
+(transformers, *Model memory anatomy*); collectives take more.
 """
 KINDS = (
     *("parameter", "buffer", "input", "gradient", "optimizer", "activation", "temporary"),
@@ -164,6 +170,30 @@ def device_memory(
         capacity_bytes,
         context_bytes,
         tuple(_notes(trace)),
+    )
+
+
+def workspace_bytes_of(model: str) -> int:
+    """Default workspace of cuBLAS, or of hipBLAS, on a device.
+
+    >>> workspace_bytes_of("NVIDIA A100 PCIe 80GB"), workspace_bytes_of("NVIDIA H100 PCIe 80GB")
+    (8519680, 33554432)
+    """
+    found = (n_bytes for pattern, n_bytes in _WORKSPACES if re.search(pattern, model))
+    return next(found, CUBLAS_WORKSPACE_BYTES)
+
+
+def memory_on(trace: Trace, machine: Machine) -> DeviceMemory | None:
+    """Memory of a step on an accelerator that a data sheet describes; None on other machines, and
+    where the trace does not hold its memory.
+    """
+    sheet = machine.data_sheet
+    if sheet is None or sheet.kind != "accelerator" or not trace.storages:
+        return None
+    return device_memory(
+        trace,
+        machine.cpu.memory_bytes or None,
+        workspace_bytes=workspace_bytes_of(machine.cpu.model),
     )
 
 
