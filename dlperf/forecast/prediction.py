@@ -392,13 +392,17 @@ def predict(
     check_count("threads", threads)
     is_device = machine.data_sheet is not None
     if profiled_on is not None:
-        for one in (machine, profiled_on):
-            if one.data_sheet is not None:
-                raise DlperfError(
-                    f"{one.path or one.cpu.model}: is a device by its data sheet; kernels are"
-                    " carried over from one calibrated machine to another (dlperf calibrate"
-                    " --quick)"
-                )
+        if profiled_on.data_sheet is not None:
+            raise DlperfError(
+                f"{profiled_on.path or profiled_on.cpu.model}: is a device by its data sheet, on"
+                " which nothing was profiled; give the file of a calibrated machine"
+            )
+        if machine.data_sheet is not None and machine.data_sheet.kind != "processor":
+            raise DlperfError(
+                f"{machine.path or machine.cpu.model}: is an accelerator; kernels of a processor"
+                " are carried over to a processor"
+            )
+        is_device = False
     if is_device and predictor == "calibrated":
         predictor = DATA_SHEET
     if is_device and predictor != DATA_SHEET:
@@ -412,7 +416,8 @@ def predict(
             f"{threads} threads asked for, the machine has {machine.cpu.n_cores} cores:"
             " extrapolated"
         )
-    if machine.threads and threads not in machine.threads and not is_device:
+    is_measured = machine.data_sheet is None
+    if machine.threads and threads not in machine.threads and is_measured:
         warnings.append(
             f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not"
             f" {threads}: extrapolated; dlperf calibrate --threads {threads} measures it"

@@ -76,8 +76,8 @@ class Calibrated:
         self, trace: Trace, machine: Machine, threads: int, malloc: str = "default"
     ) -> Prices:
         """Priced items of a step. Raises DlperfError for a file without kernels or bandwidths."""
-        if not machine.kernels:
-            raise lacks(machine, "kernels")
+        if not (self.profiled_on or machine).kernels:
+            raise lacks(self.profiled_on or machine, "kernels")
         if self.profiled_on is None:
             cost_model = cost_model_of(machine, threads)
         else:

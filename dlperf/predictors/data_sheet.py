@@ -15,20 +15,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from dlperf.core.errors import DlperfError
+from dlperf.core.items import Shares
 from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.core.variation import Z90
 from dlperf.ops import counts
 from dlperf.predictors.base import op_items, register
-from dlperf.predictors.device_kernels import sheet_of, sheet_s
+from dlperf.predictors.device_kernels import sheet_needs_s, sheet_of, sheet_s
 from dlperf.predictors.kernel_cost_model import (
     KernelCostModel,
     PricedKernel,
@@ -45,6 +46,7 @@ _SPREAD = 0.35
 measured) over 8,509 ReLU calls and convolutions on an NVIDIA A100. All kernels of a step are taken
 to err alike.
 """
+_ROOFS = "compute", "DRAM"
 _STEP_SPREAD = 0.1
 """Standard deviation of ln t between a sum of kernels that are timed one by one and a step."""
 
@@ -75,6 +77,8 @@ class DataSheetPredictor:
             [one.seconds for one in priced],
             [one.bound for one in priced],
             [one.source for one in priced],
+            [one.parts for one in priced],
+            [one.needs for one in priced],
         )
         low, high = _interval(items, priced, cost_model)
         return Prices(
@@ -86,12 +90,32 @@ class DataSheetPredictor:
 
 
 class _Priced(NamedTuple):
-    """Seconds of an op, what bounds it, where they are from, and its kernel by a model."""
+    """Seconds of an op, what bounds it, where they are from, its needs by the data sheet, and its
+    kernel by a model.
+    """
 
     seconds: float
     bound: str
     source: str
+    needs_s: Mapping[str, float] = {}
     kernel: PricedSubKernel | None = None
+
+    @property
+    def needs(self) -> Shares:
+        """Fractions of the time that arithmetic and bytes take at least."""
+        known = [(name, self.needs_s.get(name, 0.0)) for name in _ROOFS]
+        return tuple((name, min(1.0, need_s / self.seconds)) for name, need_s in known if need_s)
+
+    @property
+    def parts(self) -> Shares:
+        """The start of a kernel, and what keeps one busy that is bound by its start."""
+        start_s = min(self.needs_s.get("overhead", 0.0), self.seconds)
+        if not start_s:
+            return ()
+        if self.bound != "overhead":
+            return (("overhead", start_s / self.seconds),)
+        busy = max(_ROOFS, key=lambda name: self.needs_s[name])
+        return ((busy, 1.0 - start_s / self.seconds),)
 
 
 def _price_ops(
@@ -114,6 +138,7 @@ def _price_ops(
             found.append(_Priced(0.0, "overhead", DATA_SHEET))
             continue
         seconds, bound = sheet_s(machine, op, flops, n_bytes, part)
+        needs_s = sheet_needs_s(machine, op, flops, n_bytes, part)
         alone, bias_bytes = plain[index]
         bias_s = 0.0
         if bias_bytes:
@@ -121,13 +146,13 @@ def _price_ops(
         exact = None if cost_model is None else machine.exact(alone, cost_model.threads)
         kernel = modelled[index]
         if exact is not None:
-            found.append(_Priced(exact.seconds + bias_s, bound, "measured"))
+            found.append(_Priced(exact.seconds + bias_s, bound, "measured", needs_s))
         elif kernel is not None:
             (inner,) = kernel.sub_kernels
-            found.append(_Priced(kernel.seconds + bias_s, bound, kernel.source, inner))
+            found.append(_Priced(kernel.seconds + bias_s, bound, kernel.source, needs_s, inner))
         else:
             source = "unpriced" if index in unknown else DATA_SHEET
-            found.append(_Priced(seconds, bound, source))
+            found.append(_Priced(seconds, bound, source, needs_s))
     return found
 
 

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from dlperf.core.data_sheet import DataSheet
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Op, TensorSpec
-from dlperf.models.roofline import time_s
 from dlperf.ops import counts
 from dlperf.ops.blocking import is_contraction, matrices_of
 from dlperf.predictors.kernels.description import KernelDescription, log2
@@ -128,11 +127,11 @@ def dtype_of(op: Op) -> str:
     )
 
 
-def sheet_s(
+def sheet_needs_s(
     machine: Machine, op: Op, flops: float, n_bytes: float, part: float = 1.0
-) -> tuple[float, str]:
-    """Seconds of an operator's kernel by the data sheet (equation in the module's docstring), and
-    what bounds it: ``compute``, ``DRAM`` or ``overhead``.
+) -> dict[str, float]:
+    """Seconds of an operator's kernel by the data sheet (equation in the module's docstring), by
+    what bounds it: its arithmetic, its bytes, and its start.
 
     `part` is the share of a processor's cores that compute.
     """
@@ -144,10 +143,20 @@ def sheet_s(
         work = 2.0 * sum(product.work(machine.cpu.n_cores)[0] for product in products)
     contracts = bool(products) or is_contraction(op)
     peak = part * sheet.sustained_frac * sheet.peak_flops_per_s(dtype, contracts)
-    busy_s = float(time_s(work, n_bytes, peak, sheet.dram_bytes_per_s))
-    start_s = _start_s(machine)
-    bound = "compute" if work / peak >= n_bytes / sheet.dram_bytes_per_s else "DRAM"
-    return start_s + busy_s, "overhead" if start_s > busy_s else bound
+    memory_s = n_bytes / sheet.dram_bytes_per_s
+    return {"compute": work / peak, "DRAM": memory_s, "overhead": _start_s(machine)}
+
+
+def sheet_s(
+    machine: Machine, op: Op, flops: float, n_bytes: float, part: float = 1.0
+) -> tuple[float, str]:
+    """Seconds of an operator's kernel by the data sheet, and what bounds it: the start, then the
+    longer of arithmetic and bytes (:func:`sheet_needs_s`).
+    """
+    needs_s = sheet_needs_s(machine, op, flops, n_bytes, part)
+    start_s = needs_s.pop("overhead")
+    bound = max(needs_s, key=lambda name: needs_s[name])
+    return start_s + needs_s[bound], "overhead" if start_s > needs_s[bound] else bound
 
 
 def _start_s(machine: Machine) -> float:

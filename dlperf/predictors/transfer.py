@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from dlperf.core.variation import Z90
 from dlperf.core.what_if import scaled
 from dlperf.ops import counts
 from dlperf.ops.blocking import is_contraction
+from dlperf.ops.roofs import Ceiling, Roof, Roofs, roofs_of
+from dlperf.predictors.cache_model import CacheModel
 from dlperf.predictors.kernel_cost_model import (
     KernelCostModel,
     PricedKernel,
@@ -109,7 +112,14 @@ class CarriedCostModel(KernelCostModel):
 
     profiled: KernelCostModel = field(kw_only=True)
     call_ratio: float = field(kw_only=True, default=1.0)
+    roofs: Roofs | None = field(kw_only=True, default=None)
     _ratios: dict[Variant, tuple[Array, Array]] = field(default_factory=dict, kw_only=True)
+
+    @cached_property
+    def caches(self) -> CacheModel:
+        """Cache penalties and bandwidths; those of `roofs` where the machine was not measured."""
+        roofs = roofs_of(self.machine, self.threads) if self.roofs is None else self.roofs
+        return CacheModel(self.machine, self.threads, roofs)
 
     def modelled(self, ops: Iterable[Op]) -> list[PricedKernel | None]:
         """Times of ops by the profiled machine's models, carried over."""
@@ -223,13 +233,42 @@ def carried_cost_model(source: Machine, target: Machine, threads: int) -> Carrie
     """Cost model of the target with the kernels of the source, at the nearest threads of both.
 
     Costs that the target lacks are the source's, times the median ratio of those of their unit that
-    both have.
+    both have. A processor by its data sheet has the source's costs.
     """
     there = cost_model_of(source, threads)
+    if target.data_sheet is not None:
+        roofs = roofs_of_sheet(target, there.caches.roofs, threads)
+        unmeasured = replace(target, data_sheet=None, kernels=(), costs=source.costs)
+        return CarriedCostModel(unmeasured, there.threads, profiled=there, roofs=roofs)
     at = target.nearest_threads(threads)
     costs = (*target.costs, *_costs(source, target, there.threads))
     call_ratio = _ratio(source, target, there.threads, "s")
     return CarriedCostModel(replace(target, costs=costs), at, profiled=there, call_ratio=call_ratio)
+
+
+def roofs_of_sheet(target: Machine, there: Roofs, threads: int) -> Roofs:
+    """Roofs of a processor's data sheet for a number of threads.
+
+    Arithmetic: the cores' part of the peak at the sustained clock; a rate without multiply-adds is
+    in proportion to the one `there`. Data sheets state DRAM's bandwidth for all cores. One core
+    draws what one does `there`, or its part where that is more. Caches are as fast as `there`.
+    """
+    sheet = target.data_sheet
+    assert sheet is not None
+    part = min(1.0, threads / target.cpu.n_cores)
+    rates = {roof.level: roof.bytes_per_s for roof in there.bandwidths}
+    drawn = max(part * sheet.dram_bytes_per_s, rates.get("DRAM", 0.0))
+    ceilings = []
+    for dtype in sheet.flops_per_s:
+        peak = part * sheet.sustained_frac * sheet.peak_flops_per_s(dtype, contraction=True)
+        one = there.ceiling(dtype)
+        frac = one.other_flops_per_s / one.fma_flops_per_s if one else 0.5
+        ceilings.append(Ceiling(dtype, peak, frac * peak, "data sheet"))
+    rates["DRAM"] = min(sheet.dram_bytes_per_s, drawn)
+    return Roofs(
+        tuple(Roof(level, rate, "data sheet") for level, rate in rates.items()),
+        tuple(sorted(ceilings, key=lambda one: -one.fma_flops_per_s)),
+    )
 
 
 def _ratio(source: Machine, target: Machine, threads: int, unit: str, *kinds: str) -> float:

@@ -67,6 +67,22 @@ def test_an_elementwise_kernel_starts_and_moves_its_bytes() -> None:
     assert sheet_s(DEVICE_10, relu(10), 10, 80)[1] == "overhead"
 
 
+def test_a_kernel_moves_with_what_bounds_it() -> None:
+    # as above: 5 us of start, 8 us of bytes, 10^6 / 2e12 = 0.5 us of arithmetic
+    step = trace_of(relu(1000, 1000))
+
+    def step_s(**factors: float) -> float:
+        found = predict(step, DEVICE_10, what_if=factors).step
+        assert found.low_s < found.total_s < found.high_s  # type: ignore[operator]
+        return found.total_s or 0.0
+
+    assert step_s() == pytest.approx(13e-6)
+    assert step_s(memory_bandwidth=0.5) == pytest.approx(21e-6)
+    assert step_s(overhead=2.0) == pytest.approx(18e-6)
+    assert step_s(memory_bandwidth=1e3, overhead=1e-3, flops=0.01) == pytest.approx(50e-6)
+    assert step_s(flops=2.0) == pytest.approx(13e-6)
+
+
 def test_a_product_takes_whole_waves_of_whole_tiles() -> None:
     # 11 blocks of 128 x 32 on 10 units are two waves; of 128 x 64 there are 6, one wave:
     # 10 units x 128 x 64 x 100 multiply-adds

@@ -21,8 +21,11 @@ from hypothesis import strategies as st
 
 import dlperf
 from dlperf.core.clock import Samples
+from dlperf.core.data_sheet import DataSheet
 from dlperf.core.machine import Cpu, Kernel, Machine
-from dlperf.predictors.transfer import Roofline, carried_s
+from dlperf.core.shelf import data_sheet_machine
+from dlperf.ops.roofs import roofs_of
+from dlperf.predictors.transfer import Roofline, carried_s, roofs_of_sheet
 
 SECONDS = st.floats(1e-7, 1.0)
 NEEDS = st.builds(Roofline, SECONDS, SECONDS, st.floats(0.0, 1e-5))
@@ -128,6 +131,25 @@ def test_caches_are_those_of_the_machine() -> None:
     here = replace(bare(), cpu=Cpu("Small", 4, (32 * 2**10, 2**20, 2**23)))
     ratio = LEVELS["L3"] / LEVELS["DRAM"]
     assert total_s(trace(relu(n)), here, source) == pytest.approx(ratio * there_s, rel=0.05)
+
+
+def test_a_data_sheet_has_a_part_of_its_peak() -> None:
+    """8 cores of 16 GFLOP/s together, 80 % of the clock: 1.6 GFLOP/s a core, a sixth of 10."""
+    sheet = DataSheet("processor", {"float32": 1.6e10}, 1e11, sustained_frac=0.8)
+    here = data_sheet_machine(Cpu("By its sheet", 8, (32 * 2**10, 2**20, 2**25)), sheet)
+    source, step = machine(), trace(mm(512, 512, 512))
+    usual = total_s(step, source, None)
+    assert total_s(step, here, source) == pytest.approx(usual * 10 / 1.6, rel=0.05)
+    roofs = roofs_of_sheet(here, roofs_of(source, 1), 1)
+    rates = {roof.level: roof.bytes_per_s for roof in roofs.bandwidths}
+    assert rates == pytest.approx({**LEVELS, "DRAM": max(LEVELS["DRAM"], 1e11 / 8)})
+    found = dlperf.predict(step, here, 1, profiled_on=source)
+    assert found.predictor == "calibrated"
+    with pytest.raises(dlperf.DlperfError, match="on which nothing was profiled"):
+        dlperf.predict(step, source, 1, profiled_on=here)
+    gpu = replace(here, data_sheet=replace(sheet, kind="accelerator"))
+    with pytest.raises(dlperf.DlperfError, match="is an accelerator"):
+        dlperf.predict(step, gpu, 1, profiled_on=source)
 
 
 def test_the_answer_names_the_source() -> None:
