@@ -127,11 +127,8 @@ def test_a_newer_measurement_replaces_the_older() -> None:
 def test_a_cost_is_its_least_sample_but_where_it_is_spread_by_nature() -> None:
     samples = Samples((4e-6, 1e-6, 3e-6, 2e-6, 5e-6))
     assert Cost(CostKey("module_call"), 1, samples).value == 1e-6
-    assert (
-        Cost(CostKey("page_fault"), 1, samples).value
-        == Cost(CostKey("cold_start", "next", 1048576), 1, samples).value
-        == 2e-6
-    )  # the second of five
+    assert Cost(CostKey("page_fault"), 1, samples).value == 2e-6  # the second of five
+    assert Cost(CostKey("cold_start", "next", 1048576), 1, samples).value == 3e-6  # the third
 
 
 def test_costs_come_from_the_nearest_threads() -> None:
@@ -429,7 +426,7 @@ def test_slowdowns_of_a_contended_machine() -> None:
         ({"at": 2**53}, r"costs\[0\].at"),
         ({"kind": "module_call", "statistic": "minimum"}, r"at is 64; expected nothing"),
         ({"unit": "s/byte"}, r"unit is 's/byte'; expected 's' for cold_start"),
-        ({"statistic": "median"}, r"statistic is 'median'; expected 'lower quartile'"),
+        ({"statistic": "minimum"}, r"statistic is 'minimum'; expected 'median'"),
     ],
 )
 def test_a_cost_has_its_kinds_unit_statistic_and_amount(
