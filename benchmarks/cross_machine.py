@@ -139,8 +139,12 @@ def lines_of(options: argparse.Namespace) -> Iterator[str]:
     date = time.strftime("%Y-%m-%d", time.gmtime())
     yield "# Steps of one machine from the kernels of another"
     yield ""
-    yield f"Made by `python benchmarks/cross_machine.py`, {date}, 1 thread. Errors of the predicted"
-    yield "step; spread: root of the mean squared logarithm of predicted over reference."
+    cases = " ".join(
+        f"--case {' '.join(Path(one).name for one in files)}" for files in options.case
+    )
+    yield f"Made by `python benchmarks/cross_machine.py {cases}`, {date}, 1 thread."
+    yield "Errors of the predicted step; spread: root of the mean squared logarithm of predicted"
+    yield "over reference. A table of measured steps says in its rows where and when they are from."
     for source_path, machine_path, reference in options.case:
         source, machine = Machine.load(source_path), Machine.load(machine_path)
         words, actual_s = references(reference, traces)
