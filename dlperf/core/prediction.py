@@ -65,11 +65,11 @@ class Prices:
             return self
         below, above = (
             math.sqrt(max(0.0, frac**2 - of_hours**2))
-            for frac, of_hours in zip((1.0 - self.low_factor, self.high_factor - 1.0), self.hour_fracs)
+            for frac, of_hours in zip(
+                (1.0 - self.low_factor, self.high_factor - 1.0), self.hour_fracs
+            )
         )
-        return replace(
-            self, low_factor=1.0 - below, high_factor=1.0 + above, hour_fracs=(0.0, 0.0)
-        )
+        return replace(self, low_factor=1.0 - below, high_factor=1.0 + above, hour_fracs=(0.0, 0.0))
 
     def at_state(self, state: State, others: Sequence[State] = ()) -> Prices:
         """The price list of the reference state at another one, as

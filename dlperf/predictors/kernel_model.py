@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, wraps
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from dlperf.core.variation import Z90
 from dlperf.predictors.kernels.description import KernelDescription
@@ -25,10 +26,21 @@ Array = npt.NDArray[np.float64]
 F = TypeVar("F", bound=Callable[..., object])
 
 
+@cache
+def _blas() -> ThreadpoolController:
+    """The BLAS libraries of this process; looking for them takes milliseconds."""
+    return ThreadpoolController()
+
+
 def one_blas_thread(function: F) -> F:
     """`function` with one BLAS thread: on small matrices a team of threads is slower."""
-    limited: F = threadpool_limits.wrap(limits=1, user_api="blas")(function)
-    return limited
+
+    @wraps(function)
+    def limited(*args: object, **kwargs: object) -> object:
+        with _blas().limit(limits=1, user_api="blas"):
+            return function(*args, **kwargs)
+
+    return limited  # type: ignore[return-value]
 
 
 REACH = 1.5
