@@ -5,9 +5,10 @@
 
 The scripts in benchmarks/training do not know dlperf. In each round one runs plainly, under
 ``dlperf run`` and plainly again, each in a process of its own. Times of processes include importing
-torch, on both sides; dlperf's modules are compiled, as pip leaves them. The scripts note the median of their own steps after the watched ones. A
-difference counts where it is larger than that of any two plain runs of a round. Run it on a quiet
-machine. The exit status is 1 where dlperf adds more than a second, or slows a step.
+torch, on both sides; dlperf's modules are compiled, as pip leaves them. The scripts note the median
+of their own steps after the watched ones. A difference counts where it is larger than that of any
+two plain runs of a round. Run it on a quiet machine. The exit status is 1 where dlperf adds more
+than a second, or slows a step.
 """
 
 from __future__ import annotations
