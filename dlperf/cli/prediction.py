@@ -96,7 +96,7 @@ def predict(args: Namespace) -> Answer:
     from dlperf.report.step_pages import prediction_to_text
 
     check_predictors([args.predictor])
-    factors = MachineFactors.of(dict(args.what_if))
+    factors = MachineFactors.of_pairs(args.what_if)
     machine = load_machine(args, devices=True)
     refuse(
         (

@@ -95,6 +95,18 @@ def test_a_product_takes_whole_waves_of_whole_tiles() -> None:
     assert bound == "compute" if 2 * work / 2e12 > 5e-6 else "overhead"
 
 
+def test_a_product_of_matrices_takes_tiles_either_way() -> None:
+    # 32 samples: 128 blocks of 32 x 128, without a row to spare
+    sample, weight = TensorSpec.contiguous(32, 64), TensorSpec.contiguous(64, 128 * 128)
+    op = Op("aten.mm.default", (sample, weight), outputs=(TensorSpec.contiguous(32, 128 * 128),))
+    (product,) = device_products(op)
+    assert product.work(128) == (32 * 128 * 128 * 64, "32x128, one wave")
+    (turned,) = device_products(
+        Op("aten.mm.default", (TensorSpec.contiguous(128 * 128, 64), TensorSpec.contiguous(64, 32)))
+    )
+    assert turned.work(128)[0] == product.work(128)[0]
+
+
 def test_three_by_three_convolutions_take_winograd() -> None:
     (product,) = device_products(convolution(4, 64, 56, 64, 3))
     # 4 images x 28 x 28 tiles, 16 products each, for 9 taps at 4 x 56 x 56 places
@@ -496,6 +508,12 @@ def test_new_changes_a_device_of_the_shelf(answer: Answer) -> None:
         ("machine new --cache L9=1G --source x -o x.json", "names are L1, L2 and L3"),
         ("machine new --flops float32 -o x.json", "'float32' is no NAME=AMOUNT"),
         ("machine new --flops float32=-1 -o x.json", "'-1' is no positive amount"),
+        ("machine new --device a100 --flops float31=1T", "--flops: 'float31' is no dtype"),
+        ("machine new --device a100 --tensor-cores tf23=1T", "'tf23' is no dtype"),
+        ("machine new --device v100 --tf32", "--tf32 needs the peak of tf32"),
+        ("machine new --device a100 --memory-bandwidth 900", "is a prefix missing, as in 1935G?"),
+        ("machine new --device a100 --flops float64=20", "--flops: less than 1e+09 FLOP/s"),
+        ("machine new --device a100 --launch 2.6", "--launch 2.6: is in seconds"),
         (f"machine import {RELU} -o x.json", "whose kernels are these"),
         ("machine check a100.json", "is a device by its data sheet"),
         ("machine diff a100.json a100.json", "is a device by its data sheet"),
