@@ -33,6 +33,9 @@ _LEAST = {
 _LONGEST_START_S = 1e-2
 """Longer than any device takes to start a kernel."""
 
+_DOUBTFUL_SLOWNESS = 30.0
+"""Median over the data sheet's time beyond which a table's unit or device may be wrong."""
+
 
 def check_new(args: Namespace) -> Problems:
     """Options that a data sheet cannot do without."""
@@ -167,7 +170,7 @@ def import_kernels(args: Namespace) -> Answer:
     """Kernel models of a device from tables of measured kernels."""
     from dlperf.core.kernel_table import KernelTable
     from dlperf.report.data_sheet_page import data_sheet_page
-    from dlperf.studies.kernel_table import import_table
+    from dlperf.studies.kernel_table import import_table, slowness
 
     machine = load_machine(args, devices=True)
     tables = [KernelTable.load(path) for path in args.tables]
@@ -177,6 +180,12 @@ def import_kernels(args: Namespace) -> Answer:
             warn(
                 f"{table.path}: {n_left_out:,} of {len(table.rows):,} rows are faster than"
                 f" {machine.cpu.model} can be; they are left out"
+            )
+        if (times := slowness(machine, table)) > _DOUBTFUL_SLOWNESS:
+            warn(
+                f"{table.path}: its kernels take {times:,.0f} times as long as by the data sheet of"
+                f" {machine.cpu.model}; is the time in the unit of its column, and the device"
+                " right?"
             )
     return _write(args, machine, fit(data_sheet_page(machine)))
 
