@@ -15,9 +15,9 @@ class CostKind(NamedTuple):
     """Unit of a kind of cost, the statistic of its samples that counts, and the unit of `at`.
 
     The minimum is the cost on a core of one's own, since disturbances only add. The lower quartile
-    is for costs that are spread by their nature (pages, processes that are woken). The median is for
-    differences and ratios of two calls in a row, which disturbances lower as often as they raise
-    them, and for what a step meets as often at its worst as at its best (code in far caches).
+    is for costs that are spread by their nature (pages, processes that are woken). The median is
+    for differences and ratios of two calls in a row, which disturbances lower as often as they
+    raise them, and for what a step meets as often at its worst as at its best (code in far caches).
     """
 
     unit: str = "s"

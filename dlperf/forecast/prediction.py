@@ -438,6 +438,8 @@ def predict(
         if not memory.fits:
             warnings.append(f"{machine.cpu.model}: the step does not fit into its memory")
     at = machine.usual_state if state is None else state
+    if state is not None:
+        prices = prices.of_known_state
     prediction = Prediction(
         trace,
         machine,

@@ -117,11 +117,14 @@ class Calibrated:
         total_s, quiet_s = (
             math.fsum(item.seconds for item in of) for of in (items, kernels + calls)
         )
-        low, high = _interval(items, step, total_s, total_s / quiet_s if total_s else slowdown)
+        low, high, hours = _interval(
+            items, step, total_s, total_s / quiet_s if total_s else slowdown
+        )
         found = Prices(
             tuple(items),
             low_factor=low,
             high_factor=high,
+            hour_fracs=hours,
             notes=tuple(sorted(step.notes)),
             warnings=_missing(machine, trace),
             peak_memory_bytes=peak_memory_bytes(trace, machine, analysis.allocator),
@@ -189,8 +192,9 @@ def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
 
 def _interval(
     items: list[Item], step: StepItems, total_s: float, slowdown: float
-) -> tuple[float, float]:
-    """Factors of the 90 % interval: independent errors, added in quadrature.
+) -> tuple[float, float, tuple[float, float]]:
+    """Factors of the 90 % interval, and what hours contribute to them: independent errors, added in
+    quadrature.
 
     Kernel models: posterior covariance times the interval calibration factor; twice the standard
     deviation for an extrapolated op, 100 % for an unpriced one, less for a generated kernel; all
@@ -199,7 +203,7 @@ def _interval(
     95 % range of the core's speed during the calibration.
     """
     if total_s <= 0:
-        return 1.0, 1.0
+        return 1.0, 1.0, (0.0, 0.0)
     cost_model, simulated = step.cost_model, step.analysis.allocator
     machine, threads = cost_model.machine, cost_model.threads
     by_variant: dict[tuple[str, ...], dict[KernelDescription, float]] = defaultdict(
@@ -219,14 +223,15 @@ def _interval(
         for piece in kernel.sub_kernels:
             by_variant[piece.variant][piece.description] += frac * piece.seconds
     carried_s = 0.0
-    variance_s2 = unpriced_s**2 + (PROCESS_SPREAD**2 + HOUR_SPREAD**2) * total_s**2
+    variance_s2 = unpriced_s**2 + PROCESS_SPREAD**2 * total_s**2
     for variant, members in by_variant.items():
         seconds = np.array(list(members.values()))
         covariance = cost_model.kernel_model(variant).covariance(*stacked(list(members)))
         variance_s2 += float(seconds @ covariance @ seconds)
         carried_s += cost_model.carried_spread(variant) * float(seconds.sum())
     variance_s2 += carried_s**2
-    half = machine.interval_factor(threads) * Z90 * math.sqrt(variance_s2) / total_s
+    wider = machine.interval_factor(threads) * Z90
+    half = wider * math.sqrt(variance_s2) / total_s
     fault_s = slowdown * (cost_model.cost_s("page_fault") + cost_model.cost_s("page_release"))
     now = sum(simulated.faults)
     fewer, more = (
@@ -236,5 +241,9 @@ def _interval(
     part = kernel_sensitivity_frac(machine, threads, slowdown)
     speeds = core_speed_samples(machine, threads)
     fast, slow = (quantile(speeds.values, p) if speeds else 1.0 for p in (0.05, 0.95))
-    low = 1.0 - math.hypot(half, fewer, part * (1.0 - fast))
-    return max(0.05, low), 1.0 + math.hypot(half, more, part * (slow - 1.0))
+    hours = tuple(
+        math.hypot(wider * HOUR_SPREAD, part * range_frac)
+        for range_frac in (1.0 - fast, slow - 1.0)
+    )
+    low = 1.0 - math.hypot(half, fewer, hours[0])
+    return max(0.05, low), 1.0 + math.hypot(half, more, hours[1]), (hours[0], hours[1])
