@@ -126,8 +126,10 @@ def new(args: Namespace) -> Answer:
         *(
             (
                 name not in (*ITEM_BYTES, *also),
-                f"--{flag}: {shown(name)} is no dtype; write for example float32, float16 or"
-                f" {last}",
+                (
+                    f"--{flag}: {shown(name)} is no dtype; write for example float32, float16 or"
+                    f" {last}"
+                ),
             )
             for flag, also, last, peaks in (
                 ("flops", (), "bfloat16", args.flops),

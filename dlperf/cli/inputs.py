@@ -291,8 +291,10 @@ def load_machine(args: Namespace, path: str | Path | None = None, devices: bool 
             refuse(
                 (
                     near,
-                    f"{name}: there is no such machine file, and no such device; did you mean"
-                    f" {near}?",
+                    (
+                        f"{name}: there is no such machine file, and no such device; did you mean"
+                        f" {near}?"
+                    ),
                 )
             )
             machine = Machine.load(name)

@@ -11,11 +11,12 @@ A processor has no launch, and its libraries cut a product into parts of any siz
 
 Contractions are products of m x k and k x n. Tiles have 128 x 128, 128 x 64 or 128 x 32 results:
 the sizes in the names of cuBLAS's and cuDNN's kernels (volta_sgemm_128x32_nn). Tiles of a matrix
-product may lie the other way, too (ampere_sgemm_32x128_tn). A convolution of 3 x 3 taps and stride 1 may take Winograd's F(2x2, 3x3) instead, 16 products for 4 results (Lavin and
-Gray 2016, arXiv 1509.09308): a block has 32 tiles of the image and 32 channels, as in their kernel;
-the accumulators of more would leave no registers for a second block. The fastest counts, as
-cudnnFind does it. The gradient of a weight sums over the image's pixels, which kernels split, so
-that it has no waves. Neither has a depthwise convolution, a thread of which computes one result
+product may lie the other way, too (ampere_sgemm_32x128_tn). A convolution of 3 x 3 taps and stride
+1 may take Winograd's F(2x2, 3x3) instead, 16 products for 4 results (Lavin and Gray 2016, arXiv
+1509.09308): a block has 32 tiles of the image and 32 channels, as in their kernel; the accumulators
+of more would leave no registers for a second block. The fastest counts, as cudnnFind does it. The
+gradient of a weight sums over the image's pixels, which kernels split, so that it has no waves.
+Neither has a depthwise convolution, a thread of which computes one result
 (ATen/native/cuda/DepthwiseConv2d.cu).
 """
 

@@ -365,9 +365,7 @@ def test_impossible_rows_are_left_out(tmp_path: Path) -> None:
         import_table(shelf.device("a100"), only)
 
 
-def test_a_table_in_another_unit_warns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_in_another_unit_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "table.csv"
     path.write_text(RELU.read_text().replace("time_s", "time_ms", 1))  # a thousandth: too fast
     assert main(["machine", "import", str(path), "--device", "a100"]) == 2
