@@ -165,7 +165,14 @@ def refresh(path: Path, threads: Sequence[int] | None) -> Answer:
 
 def check(args: Namespace) -> Problems:
     """Options that exclude one another."""
+    from dlperf.core import shelf
+
+    name = args.output or args.machine or ""
     return (
+        (
+            name.lower() in shelf.names() and not os.path.exists(name),
+            f"{name}: is a device of the shelf; name a file for this machine, such as {name}.json",
+        ),
         (
             args.refresh and (args.targets or args.workers),
             "--refresh measures what the file contains; leave --for and --workers out",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dlperf.cli.inputs import Answer, check_file, load_machine
 from dlperf.cli.options import DEVICE, Command, Problems, common, flag, option, output
 from dlperf.core.argument_types import amount, amounts, count, positive
+from dlperf.core.errors import refuse
 from dlperf.core.streams import log, warn
 from dlperf.core.text import fit
 
@@ -17,6 +19,22 @@ if TYPE_CHECKING:
     from dlperf.core.machine import Machine
 
 _LEVELS = ("L1", "L2", "L3")
+_LEAST = {
+    "flops": (1e9, "float32=19.5T", "FLOP/s"),
+    "tensor_cores": (1e9, "float16=312T", "FLOP/s"),
+    "memory_bandwidth": (1e8, "1935G", "bytes/s"),
+    "memory": (1e6, "80G", "bytes"),
+    "cache": (1e3, "L2=40Mi", "bytes"),
+    "cache_bandwidth": (1e9, "L2=5.4T", "bytes/s"),
+    "base_clock": (1e6, "1065M", "Hz"),
+    "boost_clock": (1e6, "1410M", "Hz"),
+}
+"""Options of data sheets: less than any device has, an example, and the unit."""
+_LONGEST_START_S = 1e-2
+"""Longer than any device takes to start a kernel."""
+
+_DOUBTFUL_SLOWNESS = 30.0
+"""Median over the data sheet's time beyond which a table's unit or device may be wrong."""
 
 
 def check_new(args: Namespace) -> Problems:
@@ -27,7 +45,9 @@ def check_new(args: Namespace) -> Problems:
     ]
     missing = "" if args.device or not needed else f"--{needed[0].replace('_', '-')}"
     clocks = (args.base_clock, args.boost_clock)
+    few = next(_implausible(args), "")
     return (
+        (few, few),
         *(
             (set(pairs or ()) - set(_LEVELS), f"--{name}: its names are L1, L2 and L3")
             for name, pairs in (("cache", args.cache), ("cache-bandwidth", args.cache_bandwidth))
@@ -46,12 +66,27 @@ def check_new(args: Namespace) -> Problems:
     )
 
 
+def _implausible(args: Namespace) -> Iterator[str]:
+    """Options whose values no device has, where a prefix of the unit may be missing."""
+    for name, (least, example, unit) in _LEAST.items():
+        given = vars(args)[name]
+        amounts = given.values() if isinstance(given, dict) else [given]
+        if any(found is not None and found < least for found in amounts):
+            flag = name.replace("_", "-")
+            yield f"--{flag}: less than {least:g} {unit}; is a prefix missing, as in {example}?"
+    for name in ("launch", "latency"):
+        found = vars(args)[name]
+        if found is not None and found > _LONGEST_START_S:
+            yield f"--{name} {found:g}: is in seconds, and no device takes as many; try {found}e-6"
+
+
 def new(args: Namespace) -> Answer:
     """A machine file from a data sheet."""
     from dlperf.core import shelf
-    from dlperf.core.conversion import convert
+    from dlperf.core.conversion import convert, shown
     from dlperf.core.data_sheet import DataSheet
     from dlperf.core.machine_entries import Cpu
+    from dlperf.core.operators import ITEM_BYTES
     from dlperf.report.data_sheet_page import data_sheet_page
 
     base = shelf.device(args.device) if args.device else None
@@ -87,6 +122,26 @@ def new(args: Namespace) -> Answer:
     sources = dict(sheet.get("sources", {})) | dict.fromkeys(stated, args.source)
     cpu |= {name: value for name, value in of_cpu.items() if value is not None}
     made = convert(sheet | given | {"sources": sources}, DataSheet)
+    refuse(
+        *(
+            (
+                name not in (*ITEM_BYTES, *also),
+                (
+                    f"--{flag}: {shown(name)} is no dtype; write for example float32, float16 or"
+                    f" {last}"
+                ),
+            )
+            for flag, also, last, peaks in (
+                ("flops", (), "bfloat16", args.flops),
+                ("tensor-cores", ("tf32",), "tf32", args.tensor_cores),
+            )
+            for name in peaks or ()
+        ),
+        (
+            made.tf32 and "tf32" not in made.matrix_flops_per_s,
+            "--tf32 needs the peak of tf32; give it with --tensor-cores tf32=156T",
+        ),
+    )
     machine = shelf.data_sheet_machine(Cpu(**cpu), made)
     return _write(args, machine, fit(data_sheet_page(machine)))
 
@@ -117,7 +172,7 @@ def import_kernels(args: Namespace) -> Answer:
     """Kernel models of a device from tables of measured kernels."""
     from dlperf.core.kernel_table import KernelTable
     from dlperf.report.data_sheet_page import data_sheet_page
-    from dlperf.studies.kernel_table import import_table
+    from dlperf.studies.kernel_table import import_table, slowness
 
     machine = load_machine(args, devices=True)
     tables = [KernelTable.load(path) for path in args.tables]
@@ -127,6 +182,12 @@ def import_kernels(args: Namespace) -> Answer:
             warn(
                 f"{table.path}: {n_left_out:,} of {len(table.rows):,} rows are faster than"
                 f" {machine.cpu.model} can be; they are left out"
+            )
+        if (times := slowness(machine, table)) > _DOUBTFUL_SLOWNESS:
+            warn(
+                f"{table.path}: its kernels take {times:,.0f} times as long as by the data sheet of"
+                f" {machine.cpu.model}; is the time in the unit of its column, and the device"
+                " right?"
             )
     return _write(args, machine, fit(data_sheet_page(machine)))
 

@@ -280,13 +280,23 @@ def load_machine(args: Namespace, path: str | Path | None = None, devices: bool 
     from dlperf.core.machine import Machine
 
     name, device = path or args.machine or None, getattr(args, "device", None)
-    refuse((device and name, "give one of --machine and --device"))
-    if device or (name is not None and not os.path.exists(name)):
+    refuse((device is not None and name, "give one of --machine and --device"))
+    if device is not None or (name is not None and not os.path.exists(name)):
         from dlperf.core import shelf
 
-        if device or str(name).lower() in shelf.names():
-            machine = shelf.device(device or str(name))
+        if device is not None or str(name).lower() in shelf.names():
+            machine = shelf.device(str(name) if device is None else device)
         else:
+            near = shelf.nearest(str(name)) if devices and not Path(str(name)).suffix else None
+            refuse(
+                (
+                    near,
+                    (
+                        f"{name}: there is no such machine file, and no such device; did you mean"
+                        f" {near}?"
+                    ),
+                )
+            )
             machine = Machine.load(name)
     else:
         machine = Machine.load(name)

@@ -96,12 +96,21 @@ def predict(args: Namespace) -> Answer:
     from dlperf.report.step_pages import prediction_to_text
 
     check_predictors([args.predictor])
-    factors = MachineFactors.of(dict(args.what_if))
+    factors = MachineFactors.of_pairs(args.what_if)
     machine = load_machine(args, devices=True)
     refuse(
-        (
-            machine.data_sheet is not None and args.workers,
-            "--workers share the cores of a measured machine; leave it out with a device",
+        *(
+            (
+                machine.data_sheet is not None and holds,
+                f"{name}; leave it out with a device",
+            )
+            for holds, name in (
+                (args.workers, "--workers share the cores of a measured machine"),
+                (args.malloc != MALLOCS[0], "--malloc is a policy of a measured machine's memory"),
+                (args.states, "--state is that of a measured machine"),
+                (args.loader_workers, "--loader-workers share the cores of a measured machine"),
+                (args.loader, "--loader is timed on a measured machine"),
+            )
         )
     )
     state = state_of(args.states, machine)

@@ -101,7 +101,7 @@ def scale(args: Namespace) -> Answer:
     from dlperf.distributed.scenario import WhatIf
     from dlperf.report.scaling_pages import scaling_to_text, write
 
-    factors = WhatIf.of(dict(args.what_if))
+    factors = WhatIf.of_pairs(args.what_if)
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     forecast = _forecast if args.trace is None else _replay
     found = forecast(args, cluster, factors)

@@ -13,7 +13,7 @@ from dlperf.core.state import State
 BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
 SOURCES = ("measured", "interpolated", "extrapolated", "data-sheet", "unpriced")
 KEPT_FRAC = 0.4
-"""Least share of its time that keeps the bound of an item whose resources move."""
+"""An item whose resources move keeps its bound down to this part of the bound's share before."""
 
 Shares = tuple[tuple[str, float], ...]
 Array = npt.NDArray[np.float64]
@@ -96,13 +96,17 @@ class ItemTimes:
 
     def moved(self, state: State) -> tuple[Item, ...]:
         """The items at a state. A need that is longer than all parts becomes the bound; else the
-        largest share of the time where that of the old bound is below KEPT_FRAC.
+        largest share of the time where that of the old bound has fallen below KEPT_FRAC of what it
+        was. So factors that do not concern an item leave its bound.
         """
         factors = _factors(state)
+        before = np.maximum(self._parts, self._needs)[np.arange(len(self.items)), self.main]
+        whole = np.maximum(self._parts.sum(axis=1), self._needs.max(axis=1))
         parts, needs = self._parts * factors, self._needs * factors
         seconds = np.maximum(parts.sum(axis=1), needs.max(axis=1))
         weights = np.maximum(parts, needs)
-        kept = weights[np.arange(len(self.items)), self.main] >= KEPT_FRAC * seconds
+        now = weights[np.arange(len(self.items)), self.main]
+        kept = now * whole >= KEPT_FRAC * before * seconds
         mains = np.where(kept, self.main, weights.argmax(axis=1))
         mains = np.where(needs.max(axis=1) > parts.sum(axis=1), needs.argmax(axis=1), mains)
         by_time = np.where(seconds > 0, seconds, 1.0)[:, None]

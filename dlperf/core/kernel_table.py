@@ -123,8 +123,10 @@ def _elementwise(row: _Row) -> tuple[str, Op]:
     if not all(size.isascii() and size.isdigit() and len(size) < 16 for size in sizes):
         row.refuse("shape", "sizes with an x between them, such as 4x64x56x56")
     shape = tuple(map(int, sizes))
-    if not 1 <= math.prod(shape) <= MOST:
+    if not math.prod(shape):
         row.refuse("shape", "sizes of at least 1")
+    if math.prod(shape) > MOST:
+        row.refuse("shape", "a tensor that a memory can hold")
     spec = TensorSpec.contiguous(*shape, dtype=row.dtype())
     mark = "_" if row.whole("in_place", 0) else ""
     return name, Op(f"aten.{name}{mark}.default", (spec,), outputs=(spec,))
@@ -188,6 +190,8 @@ def _read(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
         lines = [(number, cells) for number, cells in csv_rows(text) if any(cells)]
     except FileNotFoundError:
         raise DlperfError(f"{path}: there is no such file; name a CSV file of kernels") from None
+    except OSError as error:
+        raise DlperfError(f"{path}: {error.strerror or error}; name a CSV file") from error
     except UnicodeDecodeError:
         raise DlperfError(f"{path}: is no text; name a CSV file, not a compressed one") from None
     except ValueError as error:

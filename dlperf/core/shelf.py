@@ -189,12 +189,21 @@ def device(name: str) -> Machine:
     """A device of the shelf as a machine. Raises DlperfError for an unknown name."""
     found = _SHELF.get(name.lower())
     if found is None:
-        near = difflib.get_close_matches(name.lower(), _SHELF, 1)
+        near = nearest(name)
         raise DlperfError(
             f"device {name!r:.60} is unknown; known are {', '.join(_SHELF)}"
-            f"{f' (did you mean {near[0]}?)' if near else ''}; dlperf machine new makes others"
+            f"{f' (did you mean {near}?)' if near else ''}; dlperf machine new makes others"
         )
     return data_sheet_machine(*found)
+
+
+def nearest(name: str) -> str | None:
+    """The device whose name is most like one that may be misspelt; None where none is like it.
+
+    >>> nearest("a101")
+    'a100'
+    """
+    return next(iter(difflib.get_close_matches(name.lower(), _SHELF, 1)), None)
 
 
 def data_sheet_machine(cpu: Cpu, sheet: DataSheet) -> Machine:

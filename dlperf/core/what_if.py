@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TypeVar
 
@@ -34,6 +34,19 @@ class MachineFactors:
     l3_bandwidth: float = 1.0
     overhead: float = 1.0
     page_faults: float = 1.0
+
+    @classmethod
+    def of_pairs(cls: type[Factors], pairs: Iterable[tuple[str, float]]) -> Factors:
+        """The factors of names and values, as the command line has them.
+
+        Raises DlperfError for a name that stands there twice, and as :meth:`of` does.
+        """
+        found: dict[str, float] = {}
+        for name, factor in pairs:
+            if name in found:
+                raise DlperfError(f"--what-if {name}: stands there twice; give one factor")
+            found[name] = factor
+        return cls.of(found)
 
     @classmethod
     def of(cls: type[Factors], factors: Mapping[str, float]) -> Factors:

@@ -131,12 +131,17 @@ def forecast(
     epoch_s = math.fsum((steps_s, loop_s, loading_s, validation_s, pauses_s))
     first_s = first_step_s(training)
     notes = list(loader.notes) if loader is not None else []
-    if loading.costs is None:
+    if machine.data_sheet is not None:
+        notes.append(
+            "a data sheet tells neither the time of loading data nor of a first step, which are not"
+            " part of the forecast"
+        )
+    elif loading.costs is None:
         notes.append(
             f"{machine.path or 'machine'}: holds no costs of loading data, which is not part"
             " of the forecast; dlperf calibrate adds them"
         )
-    if first_s is None:
+    if first_s is None and machine.data_sheet is None:
         notes.append(
             "the overhead of a first step is not part of the forecast; dlperf calibrate"
             " (without --quick) adds it"

@@ -29,7 +29,7 @@ from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.core.variation import Z90
 from dlperf.ops import counts
 from dlperf.predictors.base import op_items, register
-from dlperf.predictors.device_kernels import sheet_needs_s, sheet_of, sheet_s
+from dlperf.predictors.device_kernels import dtype_of, sheet_needs_s, sheet_of, sheet_s
 from dlperf.predictors.kernel_cost_model import (
     KernelCostModel,
     PricedKernel,
@@ -85,7 +85,7 @@ class DataSheetPredictor:
             tuple(items),
             low_factor=low,
             high_factor=high,
-            notes=_notes(machine, priced),
+            notes=(*_notes(machine, priced), *_peak_notes(machine, trace)),
         )
 
 
@@ -199,7 +199,12 @@ def _notes(machine: Machine, priced: Sequence[_Priced]) -> tuple[str, ...]:
     what = "imported kernels and the data sheet" if n_known else "the data sheet"
     known = f"{n_known:,} of {len(kernels):,} kernels stand on imported ones"
     notes = [f"predicted from {what} of {machine.cpu.model}, not from a calibration: {known}"]
-    if sheet.kind == "accelerator":
+    if sheet.kind == "processor":
+        notes.append(
+            "the host is not priced: Python and dispatch take their time between all kernels, so"
+            " steps of short ones err low"
+        )
+    else:
         notes.append(
             "the host is not priced: where Python and dispatch take longer than the device, the"
             " step takes as long as they do"
@@ -207,3 +212,12 @@ def _notes(machine: Machine, priced: Sequence[_Priced]) -> tuple[str, ...]:
         if not sheet.launch_s:
             notes.append(f"no published launch time of {machine.cpu.model}: short kernels err low")
     return tuple(notes)
+
+
+def _peak_notes(machine: Machine, trace: Trace) -> list[str]:
+    """A note where the data sheet has no peak for a dtype that the step computes in."""
+    sheet = sheet_of(machine)
+    used = {dtype_of(op) for op in trace.ops if counts.op_flops(op)}
+    missing = sorted(used - {*sheet.flops_per_s, *sheet.matrix_flops_per_s})
+    names = ", ".join(name for name in missing if name.startswith(("float", "bfloat")))
+    return [f"no peak for {names} of {machine.cpu.model}: the highest counts"] if names else []

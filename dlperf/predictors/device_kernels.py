@@ -10,12 +10,13 @@ busiest multiprocessor does, times their number: whole tiles of a product, in wh
 A processor has no launch, and its libraries cut a product into parts of any size.
 
 Contractions are products of m x k and k x n. Tiles have 128 x 128, 128 x 64 or 128 x 32 results:
-the sizes in the names of cuBLAS's and cuDNN's kernels (volta_sgemm_128x32_nn). A convolution of 3 x
-3 taps and stride 1 may take Winograd's F(2x2, 3x3) instead, 16 products for 4 results (Lavin and
-Gray 2016, arXiv 1509.09308): a block has 32 tiles of the image and 32 channels, as in their kernel;
-the accumulators of more would leave no registers for a second block. The fastest counts, as
-cudnnFind does it. The gradient of a weight sums over the image's pixels, which kernels split, so
-that it has no waves. Neither has a depthwise convolution, a thread of which computes one result
+the sizes in the names of cuBLAS's and cuDNN's kernels (volta_sgemm_128x32_nn). Tiles of a matrix
+product may lie the other way, too (ampere_sgemm_32x128_tn). A convolution of 3 x 3 taps and stride
+1 may take Winograd's F(2x2, 3x3) instead, 16 products for 4 results (Lavin and Gray 2016, arXiv
+1509.09308): a block has 32 tiles of the image and 32 channels, as in their kernel; the accumulators
+of more would leave no registers for a second block. The fastest counts, as cudnnFind does it. The
+gradient of a weight sums over the image's pixels, which kernels split, so that it has no waves.
+Neither has a depthwise convolution, a thread of which computes one result
 (ATen/native/cuda/DepthwiseConv2d.cu).
 """
 
@@ -34,6 +35,8 @@ from dlperf.predictors.kernels.onednn import ConvolutionCall, convolution_call
 
 _TILES = ((128, 128), (128, 64), (128, 32))
 """Results of a product that one block of threads computes."""
+_LYING_TILES = tuple((columns, rows) for rows, columns in _TILES if rows != columns)
+"""More tiles of a product of matrices."""
 _WINOGRAD_BLOCK, _WINOGRAD_POINTS, _WINOGRAD_SIDE = 32, 16, 2
 """F(2x2, 3x3): tiles and channels of a block, products of a tile, its results along a side."""
 _COLD_LOADS = 3
@@ -46,7 +49,7 @@ _VECTOR = 8
 class DeviceProduct:
     """A product of m x k and k x n on a device, `batch` times; `winograd` is the shape of the same
     work in Winograd's domain (tiles, channels out, channels in), None where it does not apply. One
-    that `is_direct` has neither tiles nor waves.
+    that `is_direct` has neither tiles nor waves. One `of_matrices` takes tiles of either direction.
     """
 
     m: int
@@ -55,6 +58,7 @@ class DeviceProduct:
     batch: int = 1
     winograd: tuple[int, int, int] | None = None
     is_direct: bool = False
+    of_matrices: bool = False
 
     def work(self, n_units: int) -> tuple[float, str]:
         """Multiply-adds of the busiest unit times the number of units, and the kernel's name: its
@@ -66,7 +70,8 @@ class DeviceProduct:
         if self.is_direct:
             return float(self.batch * self.m * self.n * self.k), "direct"
         found = [
-            (self.m, self.n, rows, columns, self.k, f"{rows}x{columns}") for rows, columns in _TILES
+            (self.m, self.n, rows, columns, self.k, f"{rows}x{columns}")
+            for rows, columns in (*_TILES, *(_LYING_TILES if self.of_matrices else ()))
         ]
         if self.winograd is not None:
             tiles, out, channels = self.winograd
@@ -87,7 +92,7 @@ def device_products(op: Op, call: ConvolutionCall | None = None) -> tuple[Device
         left, right = matrices
         k, n = left.shape[-1], right.shape[0 if op.packet == "aten.linear" else -1]
         batch = left.shape[0] if len(right.shape) == 3 else 1
-        return (DeviceProduct(left.numel // max(k * batch, 1), n, k, batch),)
+        return (DeviceProduct(left.numel // max(k * batch, 1), n, k, batch, of_matrices=True),)
     if call is None:
         return ()
     convolution, window = call.convolution, call.convolution.window

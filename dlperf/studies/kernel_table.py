@@ -155,11 +155,16 @@ def _possible(machine: Machine, rows: Sequence[TableRow]) -> list[bool]:
     ]
 
 
+def slowness(machine: Machine, table: KernelTable) -> float:
+    """Median of a table's times over those of the device's data sheet."""
+    return statistics.median(row.seconds / _sheet_s(machine, row) for row in table.rows)
+
+
 def import_table(machine: Machine, table: KernelTable) -> tuple[Machine, int]:
     """A device with the kernels of a table and their kernel models, and how many rows were left out
     because the device cannot be so fast.
 
-    Raises DlperfError for a machine without a data sheet, and where no row is left.
+    Raises DlperfError for a machine without a data sheet, and where most rows are too fast.
     """
     if machine.data_sheet is None:
         raise DlperfError(
@@ -168,10 +173,11 @@ def import_table(machine: Machine, table: KernelTable) -> tuple[Machine, int]:
         )
     possible = _possible(machine, table.rows)
     rows = tuple(row for row, ok in zip(table.rows, possible) if ok)
-    if not rows:
+    if 2 * len(rows) < len(possible):
         raise DlperfError(
-            f"{table.path}: all {len(possible):,} rows are faster than {machine.cpu.model} can be;"
-            " is the time in the unit of its column, and the device right?"
+            f"{table.path}: {len(possible) - len(rows):,} of {len(possible):,} rows are faster than"
+            f" {machine.cpu.model} can be; is the time in the unit of its column, and the device"
+            " right?"
         )
     imported = replace(table, rows=rows).kernels(machine.threads[0])
     note = f"{len(rows):,} kernels imported from {table.path}"

@@ -88,11 +88,12 @@ def test_the_text_names_the_factors(dlperf: Callable, machine_file: Path) -> Non
         ("flops=1,5", "'flops=1,5' is no NAME=FACTOR, such as flops=2"),
         ("flops", "'flops' is no NAME=FACTOR"),
         ("=2", "'=2' is no NAME=FACTOR"),
+        ("flops=2 flops=3", "--what-if flops: stands there twice; give one factor"),
     ],
 )
 def test_factors_that_make_no_sense(
     dlperf: Callable, machine_file: Path, text: str, said: str
 ) -> None:
-    done = dlperf("predict", "lenet", "--machine", machine_file, "--what-if", text)
+    done = dlperf("predict", "lenet", "--machine", machine_file, "--what-if", *text.split())
     assert done.status == 2
     assert said in done.line

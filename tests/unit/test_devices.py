@@ -95,6 +95,18 @@ def test_a_product_takes_whole_waves_of_whole_tiles() -> None:
     assert bound == "compute" if 2 * work / 2e12 > 5e-6 else "overhead"
 
 
+def test_a_product_of_matrices_takes_tiles_either_way() -> None:
+    # 32 samples: 128 blocks of 32 x 128, without a row to spare
+    sample, weight = TensorSpec.contiguous(32, 64), TensorSpec.contiguous(64, 128 * 128)
+    op = Op("aten.mm.default", (sample, weight), outputs=(TensorSpec.contiguous(32, 128 * 128),))
+    (product,) = device_products(op)
+    assert product.work(128) == (32 * 128 * 128 * 64, "32x128, one wave")
+    (turned,) = device_products(
+        Op("aten.mm.default", (TensorSpec.contiguous(128 * 128, 64), TensorSpec.contiguous(64, 32)))
+    )
+    assert turned.work(128)[0] == product.work(128)[0]
+
+
 def test_three_by_three_convolutions_take_winograd() -> None:
     (product,) = device_products(convolution(4, 64, 56, 64, 3))
     # 4 images x 28 x 28 tiles, 16 products each, for 9 taps at 4 x 56 x 56 places
@@ -242,6 +254,16 @@ def test_a_processor_shares_its_peak_among_its_cores() -> None:
     assert all_s == pytest.approx(2 * 512**3 / (40 * 64 * 2.3e9))
 
 
+def test_what_a_device_does_not_tell_is_noted() -> None:
+    half = TensorSpec.contiguous(64, 64, dtype="float16")
+    op = Op("aten.mm.default", (half, half), outputs=(half,), layer="net")
+    (note,) = [line for line in predict(trace_of(op), DEVICE_10).prices.notes if "peak" in line]
+    assert note == "no peak for float16 of Testor GPU: the highest counts"
+    assert not [n for n in predict(trace_of(relu(9)), DEVICE_10).prices.notes if "peak" in n]
+    notes = predict(trace_of(relu(9)), shelf.device("epyc-7763")).prices.notes
+    assert any("Python and dispatch take their time between all kernels" in one for one in notes)
+
+
 def test_other_predictors_refuse_a_device() -> None:
     with pytest.raises(DlperfError, match="'roofline' needs a measured machine; Testor GPU is a"):
         predict(trace_of(relu(10)), DEVICE_10, predictor="roofline")
@@ -339,8 +361,22 @@ def test_impossible_rows_are_left_out(tmp_path: Path) -> None:
     assert (len(machine.kernels), n_left_out) == (1, 1)
     assert judge(machine, table).n_doubtful == 1
     only = replace(table, rows=table.rows[:1])
-    with pytest.raises(DlperfError, match="all 1 rows are faster than NVIDIA A100"):
+    with pytest.raises(DlperfError, match="1 of 1 rows are faster than NVIDIA A100"):
         import_table(shelf.device("a100"), only)
+
+
+def test_a_table_in_another_unit_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(RELU.read_text().replace("time_s", "time_ms", 1))  # a thousandth: too fast
+    assert main(["machine", "import", str(path), "--device", "a100"]) == 2
+    assert "is the time in the unit of its column" in capsys.readouterr().err
+    rows = [line.split(",") for line in RELU.read_text().splitlines()]
+    column = rows[0].index("time_s")
+    for row in rows[1:]:
+        row[column] = str(1e3 * float(row[column]))
+    path.write_text("\n".join(",".join(row) for row in rows))
+    assert main(["machine", "import", str(path), "--device", "a100"]) == 0
+    assert re.search("kernels take 1,?[0-9]+ times as long", capsys.readouterr().err)
 
 
 def test_a_processor_takes_tables_for_all_its_cores(tmp_path: Path) -> None:
@@ -391,6 +427,7 @@ BAD: dict[str, tuple[str, str]] = {
     "quotes": (f'{HEADER}\n"4,64\n', "is no CSV text"),
     "shape": ("shape,time_s\n4x-1,1e-6\n", "shape is '4x-1'; expected sizes with an x"),
     "no shape": ("shape,time_s\n0x4,1e-6\n", "expected sizes of at least 1"),
+    "huge shape": (f"shape,time_s\n{10**9}x{10**9},1\n", "expected a tensor that a memory can"),
     "op": ("shape,op,time_s\n4,softmax,1e-6\n", "op is 'softmax'; expected one of relu"),
     "dtype": ("shape,dtype,time_s\n4,int8,1e-6\n", "dtype is 'int8'; expected one of float64"),
     "groups": (f"{HEADER},groups\n{ROW},3\n", "groups is '3'; expected a divisor"),
@@ -422,10 +459,12 @@ def test_a_table_cut_anywhere_is_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_a_binary_or_missing_table_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
+    path, loop = tmp_path / "table.csv", tmp_path / "loop"
     path.write_bytes(b"\x1f\x8b\x08\xff")
+    loop.symlink_to(loop)
     for unfit, expected in (
         (path, "is no text"),
+        (loop, "; name a CSV file"),
         (tmp_path / "none.csv", "there is no such file"),
         (tmp_path, "is a folder"),
     ):
@@ -496,6 +535,12 @@ def test_new_changes_a_device_of_the_shelf(answer: Answer) -> None:
         ("machine new --cache L9=1G --source x -o x.json", "names are L1, L2 and L3"),
         ("machine new --flops float32 -o x.json", "'float32' is no NAME=AMOUNT"),
         ("machine new --flops float32=-1 -o x.json", "'-1' is no positive amount"),
+        ("machine new --device a100 --flops float31=1T", "--flops: 'float31' is no dtype"),
+        ("machine new --device a100 --tensor-cores tf23=1T", "'tf23' is no dtype"),
+        ("machine new --device v100 --tf32", "--tf32 needs the peak of tf32"),
+        ("machine new --device a100 --memory-bandwidth 900", "is a prefix missing, as in 1935G?"),
+        ("machine new --device a100 --flops float64=20", "--flops: less than 1e+09 FLOP/s"),
+        ("machine new --device a100 --launch 2.6", "--launch 2.6: is in seconds"),
         (f"machine import {RELU} -o x.json", "whose kernels are these"),
         ("machine check a100.json", "is a device by its data sheet"),
         ("machine diff a100.json a100.json", "is a device by its data sheet"),
@@ -503,6 +548,12 @@ def test_new_changes_a_device_of_the_shelf(answer: Answer) -> None:
         ("tune lenet --machine a100", "is a device by its data sheet"),
         ("predict lenet --device a100 --machine a100.json", "give one of --machine and --device"),
         ("predict lenet --device a100 --workers 2", "leave it out with a device"),
+        ("predict lenet --device a100 --malloc tuned", "--malloc is a policy of a measured"),
+        ("predict lenet --device a100 --state now", "--state is that of a measured machine"),
+        ("predict lenet --device a100 --samples 9 --loader-workers 2", "leave it out with a dev"),
+        ("predict lenet --machine a101", "no such device; did you mean a100?"),
+        ("predict lenet --device=", "device '' is unknown; known are v100"),
+        ("calibrate --machine a100", "a100: is a device of the shelf; name a file"),
         (f"validate --table {RELU} --peers", "leave --peers out"),
         (f"validate lenet --table {RELU}", "leave targets out"),
         ("validate --device a100", "--device is for --table"),

@@ -80,6 +80,15 @@ def test_the_bound_changes_where_another_need_is_larger() -> None:
     assert moved(item, flops=2.0).seconds == pytest.approx(5.0)
 
 
+def test_a_factor_that_does_not_concern_an_item_leaves_its_bound() -> None:
+    item = Item("a", "forward", 10.0, "compute", "measured", parts=(("overhead", 0.7),))
+    for name in NAMES[1:3]:
+        assert moved(item, **{name: 2.0}) == item
+    assert moved(item, flops=0.5).bound == "compute"
+    assert moved(item, flops=1.001).bound == "compute"
+    assert moved(item, flops=10.0).bound == "overhead"
+
+
 def test_parts_move_each_with_its_own() -> None:
     """10 s: 6 of DRAM, 3 of arithmetic, 1 of the call."""
     parts = ("compute", 0.3), ("overhead", 0.1)
