@@ -37,7 +37,7 @@ class Analysis(ReuseDistances):
 
 
 @cached_by_identity
-def analyse(trace: Trace, malloc: str = "default") -> Analysis:
+def analyse(trace: Trace, malloc: str) -> Analysis:
     """Analysis of a trace under an allocator policy."""
     kept = [found for op in trace.ops if (found := workspace_bytes(op)) is not None]
     allocator = simulation.simulate(trace, scratch, malloc, kept)

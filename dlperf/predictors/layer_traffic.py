@@ -79,7 +79,7 @@ def trace_traffic(trace: Trace, cpu: Cpu, threads: int = 1) -> TraceTraffic:
     """The traffic of a trace on a processor with `threads` threads; see the module for what is
     assumed.
     """
-    analysis = analyse(trace)
+    analysis = analyse(trace, "default")
     cores = max(1, min(threads, cpu.n_cores))
     caches = [(name, size) for name, size in zip(LEVELS, cpu.caches_bytes) if size]
     # What all threads together keep in each cache; what a tile may take inside of each level.

@@ -387,7 +387,7 @@ def test_a_table_is_read_where_it_is_looked_up() -> None:
         ),
     )
     assert (
-        max(analyse(step).operand_bytes) == 2 * rows.nbytes + 32
+        max(analyse(step, "default").operand_bytes) == 2 * rows.nbytes + 32
     )  # rows read and written, indices
 
 

@@ -40,7 +40,7 @@ def test_what_is_touched_twice_counts_once() -> None:
         touch("exp", 1, 8 * KB),
         storages=(Storage(4 * KB, kind="input"), Storage(8 * KB, kind="input")),
     )
-    found = analyse(step)
+    found = analyse(step, "default")
     assert found.operand_distance.tolist() == [8 * KB, 4 * KB, 0, 0]
     assert found.operand_touched.tolist() == [
         0,
@@ -69,7 +69,7 @@ def test_a_view_touches_nothing() -> None:
         storages=(Storage(4 * KB, kind="input"),) * 2,
     )
     assert second.nbytes == 4 * KB
-    assert analyse(step).operand_distance.tolist() == [0, 4 * KB, 4 * KB]
+    assert analyse(step, "default").operand_distance.tolist() == [0, 4 * KB, 4 * KB]
 
 
 def test_memory_that_is_handed_out_again_is_the_same_memory() -> None:
