@@ -11,12 +11,13 @@ A processor has no launch, and its libraries cut a product into parts of any siz
 
 Contractions are products of m x k and k x n. Tiles have 128 x 128, 128 x 64 or 128 x 32 results:
 the sizes in the names of cuBLAS's and cuDNN's kernels (volta_sgemm_128x32_nn). Tiles of a matrix
-product may lie the other way, too (ampere_sgemm_32x128_tn). A convolution of 3 x 3 taps and stride
-1 may take Winograd's F(2x2, 3x3) instead, 16 products for 4 results (Lavin and Gray 2016, arXiv
-1509.09308): a block has 32 tiles of the image and 32 channels, as in their kernel; the accumulators
-of more would leave no registers for a second block. The fastest counts, as cudnnFind does it. The
-gradient of a weight sums over the image's pixels, which kernels split, so that it has no waves.
-Neither has a depthwise convolution, a thread of which computes one result
+product may lie the other way, too (ampere_sgemm_32x128_tn). Where they leave multiprocessors idle,
+k may be cut into parts, whose results a second kernel adds up (splitKreduce_kernel). A convolution
+of 3 x 3 taps and stride 1 may take Winograd's F(2x2, 3x3) instead, 16 products for 4 results (Lavin
+and Gray 2016, arXiv 1509.09308): a block has 32 tiles of the image and 32 channels, as in their
+kernel; the accumulators of more would leave no registers for a second block. The fastest counts, as
+cudnnFind does it. The gradient of a weight sums over the image's pixels, which kernels split, so
+that it has no waves. Neither has a depthwise convolution, a thread of which computes one result
 (ATen/native/cuda/DepthwiseConv2d.cu).
 """
 
@@ -84,6 +85,22 @@ class DeviceProduct:
         work, waves, name = min(works)
         return float(work), f"{name}, one wave" if waves == 1 else name
 
+    def split(self, n_units: int) -> list[tuple[float, float]]:
+        """For each tile of a product of matrices whose blocks leave units idle: the work
+        (:meth:`work`) with k cut into as many parts as the units compute at once, and the partial
+        results that these write.
+
+        >>> DeviceProduct(128, 128, 1000, of_matrices=True).split(10)[0]  # ten parts of 100
+        (16384000.0, 163840.0)
+        """
+        found = []
+        for rows, columns in (*_TILES, *_LYING_TILES) if self.of_matrices else ():
+            blocks = max(1, self.batch * -(-self.m // rows) * -(-self.n // columns))
+            if (parts := min(n_units // blocks, self.k)) > 1:
+                results = float(n_units * rows * columns)
+                found.append((results * -(-self.k // parts), results))
+        return found
+
 
 def device_products(op: Op, call: ConvolutionCall | None = None) -> tuple[DeviceProduct, ...]:
     """Products that a matrix product or a convolution is made of; () for other operators."""
@@ -143,13 +160,24 @@ def sheet_needs_s(
     sheet, dtype = sheet_of(machine), dtype_of(op)
     is_accelerator = sheet.kind == "accelerator"
     products = device_products(op)
-    work = flops
+    start_s, n_units = _start_s(machine), machine.cpu.n_cores
+    ways = [(flops, n_bytes, start_s)]
     if products and is_accelerator:
-        work = 2.0 * sum(product.work(machine.cpu.n_cores)[0] for product in products)
+        work = 2.0 * sum(product.work(n_units)[0] for product in products)
+        ways = [(work, n_bytes, start_s)]
+        sum_bytes = max((spec.item_bytes for spec in op.outputs), default=0)
+        for product in products:  # matrices have one
+            ways += [
+                (2.0 * work, n_bytes + 2.0 * max(4, sum_bytes) * results, 2.0 * start_s)
+                for work, results in product.split(n_units)
+            ]
     contracts = bool(products) or is_contraction(op)
     peak = part * sheet.sustained_frac * sheet.peak_flops_per_s(dtype, contracts)
-    memory_s = n_bytes / sheet.dram_bytes_per_s
-    return {"compute": work / peak, "DRAM": memory_s, "overhead": _start_s(machine)}
+    bandwidth = sheet.dram_bytes_per_s
+    work, n_bytes, start_s = min(
+        ways, key=lambda way: way[2] + max(way[0] / peak, way[1] / bandwidth)
+    )
+    return {"compute": work / peak, "DRAM": n_bytes / bandwidth, "overhead": start_s}
 
 
 def sheet_s(

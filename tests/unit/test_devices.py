@@ -107,6 +107,27 @@ def test_a_product_of_matrices_takes_tiles_either_way() -> None:
     assert turned.work(128)[0] == product.work(128)[0]
 
 
+def test_few_results_of_long_sums_are_split() -> None:
+    # one block of 128 x 32 in ten parts of 10,000; partial results are written and read
+    left, right = TensorSpec.contiguous(32, 100_000), TensorSpec.contiguous(100_000, 10)
+    op = Op("aten.mm.default", (left, right), outputs=(TensorSpec.contiguous(32, 10),))
+    seconds, bound = sheet_s(DEVICE_10, op, 2 * 32 * 10 * 100_000, 0)
+    assert seconds == pytest.approx(2 * 5e-6 + 2 * 10 * 128 * 32 * 10_000 / 2e12)
+    assert bound == "compute"
+    short = Op("aten.mm.default", (TensorSpec.contiguous(32, 9), TensorSpec.contiguous(9, 10)))
+    assert sheet_s(DEVICE_10, short, 2 * 32 * 9 * 10, 0)[0] < 2 * 5e-6
+
+
+def test_split_sums_are_near_a_profile() -> None:
+    # ampere_sgemm_32x32_sliced1x4_tn and splitKreduce_kernel of BERT's projections, 24 x 256 x 512,
+    # by Nsight Compute on an A100: 9.6 and 5.2 us; 1.8 is the interval's factor
+    left, right = TensorSpec.contiguous(24, 256), TensorSpec.contiguous(256, 512)
+    op = Op("aten.mm.default", (left, right), outputs=(TensorSpec.contiguous(24, 512),))
+    n_bytes = 4 * (24 * 256 + 256 * 512 + 24 * 512)
+    seconds, _ = sheet_s(shelf.device("a100"), op, 2 * 24 * 256 * 512, n_bytes)
+    assert 14.8e-6 / 1.8 < seconds < 14.8e-6 * 1.8
+
+
 def test_three_by_three_convolutions_take_winograd() -> None:
     (product,) = device_products(convolution(4, 64, 56, 64, 3))
     # 4 images x 28 x 28 tiles, 16 products each, for 9 taps at 4 x 56 x 56 places
