@@ -12,7 +12,8 @@ MINIMUM, LOWER_QUARTILE, MEDIAN = "minimum", "lower quartile", "median"
 
 
 class CostKind(NamedTuple):
-    """Unit of a kind of cost, the statistic of its samples that counts, and the unit of `at`.
+    """Unit of a kind of cost, the statistic of its samples that counts, and the unit of `at`; the
+    `former` statistic is that of older machine files, whose samples are the same.
 
     The minimum is the cost on a core of one's own, since disturbances only add. The lower quartile
     is for costs that are spread by their nature (pages, processes that are woken). The median is
@@ -23,6 +24,7 @@ class CostKind(NamedTuple):
     unit: str = "s"
     statistic: str = MINIMUM
     at: str = ""
+    former: str = ""
 
 
 CORE_SPEED = "core_speed"
@@ -58,7 +60,7 @@ KINDS = {
     ),
     OPTIMIZER_CALL: CostKind(),
     OPTIMIZER_TENSOR: CostKind(at="operators"),
-    COLD_START: CostKind("s", MEDIAN, "bytes"),
+    COLD_START: CostKind("s", MEDIAN, "bytes", former=LOWER_QUARTILE),
     PAGE_EVICTION: CostKind("s", LOWER_QUARTILE, "bytes"),
     CODE_EVICTION: CostKind("s", LOWER_QUARTILE, "code"),
     CACHE_MISS: CostKind("s/byte", LOWER_QUARTILE, "bytes"),

@@ -528,11 +528,11 @@ def _cost(entry: str, row: CostRecord) -> Cost:
     if kind is None:
         near = difflib.get_close_matches(row.kind, KINDS, 3, cutoff=0.3) or list(KINDS)[:3]
         refuse(f"{entry}.kind", row.kind, f"a kind of cost, such as {', '.join(near)}")
-    for name, value, expected in (
-        ("unit", row.unit, kind.unit),
-        ("statistic", row.statistic, kind.statistic),
+    for name, value, expected, former in (
+        ("unit", row.unit, kind.unit, kind.unit),
+        ("statistic", row.statistic, kind.statistic, kind.former),
     ):
-        if value != expected:
+        if value not in (expected, former):
             refuse(f"{entry}.{name}", value, f"{expected!r} for {row.kind}")
     if bool(row.at) != bool(kind.at):
         refuse(f"{entry}.at", row.at, f"a positive number of {kind.at}" if kind.at else "nothing")

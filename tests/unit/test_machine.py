@@ -440,6 +440,15 @@ def test_a_cost_has_its_kinds_unit_statistic_and_amount(
         Machine.from_json(data)
 
 
+def test_a_file_with_a_former_statistic_keeps_its_samples() -> None:
+    cost = Cost(CostKey("cold_start", "next", 64), 1, Samples((1e-6, 2e-6, 9e-6)))
+    data = Machine(Cpu("c", 8), costs=(cost,)).to_json()
+    data["costs"][0]["statistic"] = "lower quartile"
+    (read,) = Machine.from_json(data).costs
+    assert read == cost
+    assert read.value == 2e-6
+
+
 def test_unknown_kinds_of_costs_are_refused() -> None:
     with pytest.raises(DlperfError, match="cost 'dispatch' is unknown; known are core_speed"):
         Cost(CostKey("dispatch"), 1, Samples((1e-6,)))
