@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from dlperf.core.argument_types import count, factor, loader, shape
+from dlperf.core.argument_types import count, factor, formats, loader, shape
 
 if TYPE_CHECKING:
     from dlperf.cli.inputs import Answer
@@ -138,6 +138,13 @@ DEVICE = option(
     "--device",
     metavar="NAME",
     help="a device of the shelf: v100, a100, a100-sxm, h100, mi300x, epyc-7763, xeon-8380",
+)
+FORMAT = option(
+    "--format",
+    type=formats,
+    default=None,
+    metavar="FORMAT,...",
+    help="text, md, html, csv, json (default: text; with -o all of them)",
 )
 TIMELINE = option(
     "--timeline",

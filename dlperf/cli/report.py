@@ -24,6 +24,7 @@ from dlperf.cli.inputs import (
 )
 from dlperf.cli.measurement import measure_apart
 from dlperf.cli.options import (
+    FORMAT,
     MODEL,
     TARGET_HELP,
     TIMELINE,
@@ -33,7 +34,7 @@ from dlperf.cli.options import (
     option,
     output,
 )
-from dlperf.core.argument_types import formats, names, seconds
+from dlperf.core.argument_types import names, seconds
 from dlperf.core.errors import DlperfError, refuse
 from dlperf.core.files import schema_of
 from dlperf.core.streams import log
@@ -228,13 +229,7 @@ COMMAND = Command(
             metavar="S",
             help="how long to time the step (4)",
         ),
-        option(
-            "--format",
-            type=formats,
-            default=None,
-            metavar="FORMAT,...",
-            help="text, md, html, csv, json (default: text; with -o all of them)",
-        ),
+        FORMAT,
         output("folder to write the reports and plots to", "DIR"),
         TIMELINE,
         *common(),

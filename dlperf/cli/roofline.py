@@ -6,8 +6,8 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import Answer, write_folder
-from dlperf.cli.options import Command, common, option, output
-from dlperf.core.argument_types import FORMATS, formats, positive
+from dlperf.cli.options import FORMAT, Command, common, option, output
+from dlperf.core.argument_types import FORMATS, positive
 from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
@@ -68,13 +68,7 @@ COMMAND = Command(
                 " (default: by the device; 512, as on the V100, where it is unknown)"
             ),
         ),
-        option(
-            "--format",
-            type=formats,
-            default=None,
-            metavar="FORMAT,...",
-            help="text, md, html, csv, json (default: text; with -o all of them)",
-        ),
+        FORMAT,
         output("folder to write the tables and the plot to", "DIR"),
         option(
             "--machine",

@@ -459,7 +459,7 @@ def test_the_faults_are_the_mean_of_the_steps_of_several_processes() -> None:
     assert len(rows) == N_PROCESSES * N_COUNTED
     assert [one.faults for one in found.steps] == rows
     assert found.faults == pytest.approx([sum(column) / len(rows) for column in zip(*rows)])
-    assert simulate(trace, no_scratch) == found  # the same small blocks stay in every replay
+    assert simulate(trace, no_scratch) == found  # the same seeds, the same requests
 
 
 LIBRARIES = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}

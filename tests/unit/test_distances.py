@@ -88,7 +88,7 @@ def test_memory_that_is_handed_out_again_is_the_same_memory() -> None:
             Storage(12 * KB, kind="input"),
         ),
     )
-    found = analyse(step, "tuned")  # no small blocks between tensors
+    found = analyse(step, "tuned")  # no memory goes back to the system
     assert found.allocator.predecessor[2] == 1
     assert found.step_bytes == 20 * KB  # the input, one result, the other tensor
     of_second = found.operand_distance[found.operand_op == 2].tolist()

@@ -29,6 +29,7 @@ from dlperf.predictors.allocator.heap import PAGE_BYTES, Jemalloc
 from dlperf.predictors.allocator.policies import POLICIES, Policy, policy_of
 from dlperf.predictors.allocator.small_requests import (
     OTHER_PROGRAM,
+    OUTPUT,
     STORAGE,
     TENSOR,
     small_requests,
@@ -119,17 +120,15 @@ class Script:
         self._once: dict[int, list[int]] = defaultdict(list)
         self._born: dict[int, list[int]] = defaultdict(list)
         self._dying: dict[int, list[int]] = defaultdict(list)
-        # The optimizer's state comes with gradients alive and activations gone.
-        first_optimizer = next(
-            (index for index, op in enumerate(trace.ops) if op.phase == "optimizer"), self._n_ops
-        )
+        self._small = small_requests(trace)
         for index, storage in enumerate(trace.storages):
             if not self._sizes[index]:
                 continue
             if storage.born >= 0:
                 self._born[storage.born].append(index)
             elif storage.kind == "optimizer":
-                self._once[first_optimizer].append(index)
+                # It comes with gradients alive and activations gone.
+                self._once[self._small.optimizer].append(index)
             elif storage.dies is None:
                 self._before.append(index)
             if storage.dies is not None:
@@ -138,7 +137,6 @@ class Script:
             self._once[index].append(len(self._sizes))
             self._sizes.append(n_bytes)
         self._scratch = {index: scratch_bytes(op) for index, op in enumerate(trace.ops)}
-        self._small = small_requests(trace)
         self._survivors = _survivors(trace)
 
     def run(self, policy: Policy, seed: int = 0) -> Process:
@@ -157,8 +155,8 @@ class Script:
         heap: Heap | Jemalloc | CachingAllocator,
         watch: Callable[[int, Collection[int]], None] | None = None,
     ) -> Process:
-        """Run the steps on a fresh allocator. `watch` gets each op that allocates or frees, and the
-        storages that live while it runs.
+        """Run the steps on a fresh allocator. `watch` gets each op, and the storages that live while
+        it runs.
         """
         address: dict[int, int] = {}
         beside: dict[int, list[int]] = {}
@@ -216,9 +214,8 @@ class Script:
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes)
                     if index in small.within and results:
-                        for at in blocks[:-1]:
-                            heap.free(at)
-                        del blocks[:-1]
+                        sources, blocks = blocks[:-1], blocks[-1:]
+                        free(sources)
                     for storage in results:
                         # It may have outlived the last step: no trace shows who frees it.
                         drop((storage,))
@@ -233,7 +230,8 @@ class Script:
                         peak = max(peak, heap.resident_bytes)
                     free(blocks)
                     free(within)
-                graph += malloc(small.outputs.get(index, ()))
+                if index in small.nodes:
+                    graph += malloc((OUTPUT,))
                 huge_faults[index] = heap.huge_faults - n_huge
                 released[index + 1] += heap.released_pages - n_released  # by the op itself
             n_released = heap.released_pages

@@ -17,7 +17,8 @@ TENSOR = (176, 24)  #: c10::TensorImpl and its version counter, made after it.
 OTHER_PROGRAM = (24, 40, 56, 72, 104, 200, 500)
 """Requests of what ran before: torch's import, the model's modules."""
 
-_NODE, _EDGE, _OUTPUT = 544, 16, 184  # Node, Edge, AutogradMeta
+OUTPUT = 184  #: AutogradMeta of an output that autograd records, made after it.
+_NODE, _EDGE = 544, 16  # Node, Edge
 _ACCUMULATE = 472  # AccumulateGrad, made anew by each forward
 _VIEW = (16, 176, 312)  # sizes saved for the backward, TensorImpl, DifferentiableViewMeta
 _SAVED = {"aten.convolution": (16,) * 5, "aten.addmm": (16,) * 4}  # sizes saved for the backward
@@ -31,13 +32,12 @@ _CONVOLUTION = (16,) * 24 + (40,) * 16 + (56,) * 6 + (32,) * 10 + (768,) * 6 + (
 class SmallRequests:
     """Bytes of each small request, by op.
 
-    `nodes` are made by an op of the forward that autograd records, before its output, and `outputs`
-    after it; all live to the end of the step. `within` are made and freed by an op. `engine` lives
-    from op `backward` to op `optimizer`.
+    `nodes` are made by an op of the forward that autograd records, before its output, and live to
+    the end of the step. `within` are made and freed by an op. `engine` lives from op `backward` to
+    op `optimizer`, the first ones of these phases (the number of ops where there is none).
     """
 
     nodes: dict[int, tuple[int, ...]]
-    outputs: dict[int, tuple[int, ...]]
     within: dict[int, tuple[int, ...]]
     engine: tuple[int, ...]
     backward: int
@@ -55,7 +55,6 @@ def small_requests(trace: Trace) -> SmallRequests:
         nodes[index] = _node(trace.ops[index]) + (_ACCUMULATE,) * n_more
     return SmallRequests(
         nodes,
-        dict.fromkeys(recorded, (_OUTPUT,)),
         {index: _CONVOLUTION for index, op in enumerate(trace.ops) if "convolution" in op.packet},
         (_PER_NODE,) * len(recorded) + _ENGINE if recorded else (),
         _first(trace, "backward"),
