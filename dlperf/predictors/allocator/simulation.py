@@ -155,7 +155,7 @@ class Script:
         heap: Heap | Jemalloc | CachingAllocator,
         watch: Callable[[int, Collection[int]], None] | None = None,
     ) -> Process:
-        """Run the steps on a fresh allocator. `watch` gets each op, and the storages that live while
+        """Run the steps on a fresh allocator. `watch` gets each op and the storages that live while
         it runs.
         """
         address: dict[int, int] = {}
