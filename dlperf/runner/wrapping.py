@@ -88,8 +88,8 @@ def run_script(
         cluster = _find_cluster(cluster_path)
         if world.n_ranks == 1 and (cluster is not None or calls is not None):
             streams.log(
-                "one rank sends nothing: --cluster and --communication are for several, started with"
-                " torchrun"
+                "one rank sends nothing: --cluster and --communication are for several, started"
+                " with torchrun"
             )
         run.session = Session(threads, machine, (n_epochs, n_steps), run.rendezvous)
         gc.freeze()  # the script's collections need not look through the machine file
