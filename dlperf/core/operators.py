@@ -368,12 +368,7 @@ def _argument_from_json(
             return Symbol(name, content)
     elif kind is list and depth:
         return tuple([_argument_from_json(one, tensors, depth - 1) for one in value])
-    elif (
-        value is None
-        or kind is bool
-        or kind is str
-        or (kind is float and math.isfinite(value))
-    ):
+    elif value is None or kind is bool or kind is str or (kind is float and math.isfinite(value)):
         return value  # type: ignore[no-any-return]
     raise _Unfit(value)
 
