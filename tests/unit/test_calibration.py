@@ -91,6 +91,7 @@ class Worker:
                 "unsteady": self.unsteady,
             }
             told |= {"left_out": self.left_out, "wholes_s": [list(self.wholes_s)]}
+            told |= {"readings": [[]]}
             yield json.dumps(told) + "\n"
         if self.wants:
             yield json.dumps({"wants": self.wants}) + "\n"
