@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -50,6 +51,16 @@ class OpTimesRecord(Struct, gc=False):
     times: SamplesRecord  #: All calls of a step.
 
 
+@dataclass(frozen=True)
+class DevicePeaks:
+    """The most that torch's allocator had for a step on an accelerator:
+    ``torch.cuda.max_memory_allocated`` and ``max_memory_reserved``.
+    """
+
+    allocated_bytes: Whole  #: Tensors.
+    reserved_bytes: Whole  #: Segments of the device.
+
+
 class MeasurementRecord(Struct, gc=False):
     """A measured step, with its trace where it was recorded."""
 
@@ -68,3 +79,4 @@ class MeasurementRecord(Struct, gc=False):
     peak_memory_bytes: Whole | None = None  #: Peak resident memory of three steps.
     trace: TraceRecord | None = None  #: The recorded step.
     ops: list[OpTimesRecord] = []  #: Operators, of a profile of torch.profiler.
+    device_memory: DevicePeaks | None = None  #: Memory on an accelerator.
