@@ -15,7 +15,7 @@ from dlperf.core.records.trace import OpRecord, TensorRecord
 
 _SYMBOLS = ("dtype", "device", "layout", "memory_format")
 _DEEPEST = 10
-_LARGEST = 2.0**64
+_LARGEST = 2**64
 ITEM_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -356,6 +356,8 @@ def _argument_from_json(
     value: Any, tensors: Sequence[TensorSpec], depth: int = _DEEPEST
 ) -> Argument:
     kind = type(value)
+    if kind is int and -_LARGEST < value < _LARGEST:  # most of a file are these
+        return value  # type: ignore[no-any-return]
     if kind is dict and len(value) == 1:
         ((name, content),) = value.items()
         if name == "tensor" and type(content) is int and 0 <= content < len(tensors):
@@ -366,13 +368,7 @@ def _argument_from_json(
             return Symbol(name, content)
     elif kind is list and depth:
         return tuple([_argument_from_json(one, tensors, depth - 1) for one in value])
-    elif (
-        value is None
-        or kind is bool
-        or kind is str
-        or (kind is int and abs(value) < _LARGEST)
-        or (kind is float and math.isfinite(value))
-    ):
+    elif value is None or kind is bool or kind is str or (kind is float and math.isfinite(value)):
         return value  # type: ignore[no-any-return]
     raise _Unfit(value)
 

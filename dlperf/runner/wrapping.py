@@ -83,15 +83,16 @@ def run_script(
     json = json_path if json_path in (None, "-") else str(Path(json_path).absolute())
     calls = None if communication is None else Path(communication).absolute()
     timeline = None if timeline_path is None else Path(timeline_path).absolute()
-    machine = find_machine(machine_path)
-    cluster = _find_cluster(cluster_path)
-    if world.n_ranks == 1 and (cluster is not None or calls is not None):
-        streams.log(
-            "one rank sends nothing: --cluster and --communication are for several, started with"
-            " torchrun"
-        )
-    run.session = Session(threads, machine, (n_epochs, n_steps), run.rendezvous)
-    gc.freeze()  # the script's collections need not look through the machine file
+    with uncollected():
+        machine = find_machine(machine_path)
+        cluster = _find_cluster(cluster_path)
+        if world.n_ranks == 1 and (cluster is not None or calls is not None):
+            streams.log(
+                "one rank sends nothing: --cluster and --communication are for several, started"
+                " with torchrun"
+            )
+        run.session = Session(threads, machine, (n_epochs, n_steps), run.rendezvous)
+        gc.freeze()  # the script's collections need not look through the machine file
     with streams.stdout_to_stderr() if json == "-" else contextlib.nullcontext():
         if not run.execute():
             return run.status
