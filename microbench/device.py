@@ -85,7 +85,13 @@ class DevicePoint:
             return lambda: product(operands[0], operands[1])
         stride, padding, _, _, _, groups = row.op.args[3:9]
         return lambda: F.conv2d(
-            operands[0], operands[1], None, stride, padding, 1, groups  # type: ignore[arg-type]
+            operands[0],
+            operands[1],
+            None,
+            stride,
+            padding,
+            1,
+            groups,  # type: ignore[arg-type]
         )
 
 
@@ -114,7 +120,7 @@ def plan(mode: str, memory_bytes: int) -> list[DevicePoint]:
     True
     """
     points = [*_squares(), *_elementwise(mode)]
-    n_products, n_convolutions = share(mode, 12, 60), share(mode, 16, 120)
+    n_products, n_convolutions = share(mode, 12, 240), share(mode, 16, 240)
     for dtype in DTYPES:
         points += islice(_products(dtype), n_products)
         points += islice(_convolutions(dtype), n_convolutions)
@@ -187,7 +193,9 @@ def measure_device(
     module = torch.get_device_module(device)
     properties = module.get_device_properties(device)
     timer = DeviceClock(module, device)
-    ahead = replace(clock, device=replace(timer, head_start=_head_start(timer, properties.total_memory)))
+    ahead = replace(
+        clock, device=replace(timer, head_start=_head_start(timer, properties.total_memory))
+    )
     points, how = plan(mode, properties.total_memory), repeats(mode)
     rows: list[TableRow] = []
     left_out: Counter[str] = Counter()

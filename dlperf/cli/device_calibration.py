@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def calibrate_device(args: Namespace) -> Answer:
     """A machine file of an accelerator: its roofs, and kernel models of what was timed on it."""
     from dlperf.microbench.device import measure_device
-    from dlperf.recorder.accelerator import device_name, find_accelerator
+    from dlperf.recorder.accelerator import device_clock, find_accelerator
     from dlperf.report.data_sheet_page import data_sheet_page
     from dlperf.studies.kernel_table import import_table
 
@@ -33,7 +33,7 @@ def calibrate_device(args: Namespace) -> Answer:
     if not args.output and not args.machine:
         make_folder(path.parent)
     check_writable(path, args.force)
-    name = device_name(device)
+    name = device_clock(device).name
     log(f"timing kernels of {name}")
     begin = time.monotonic()
     with one_writer(path, "a calibration"):

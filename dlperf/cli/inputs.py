@@ -314,19 +314,17 @@ def load_accelerator(args: Namespace, device: str) -> Machine:
 
     Raises DlperfError for a processor's, and naming the command that makes it.
     """
-    from dlperf.core.machine import Machine
-
     path = Path(args.machine) if args.machine else device_path(device)
     if not args.machine and not path.exists():
         raise DlperfError(
-            f"{path}: there is no such machine file; dlperf calibrate --device {device} makes it, or"
-            " name one with --machine FILE"
+            f"{path}: there is no such machine file; dlperf calibrate --device {device} makes it,"
+            " --machine FILE names another"
         )
     machine = load_machine(Namespace(machine=str(path)), devices=True)
     if machine.data_sheet is None or machine.data_sheet.kind != "accelerator":
         raise DlperfError(
-            f"{path}: is of a processor, {machine.cpu.model}; --device {device} needs a machine file"
-            f" that dlperf calibrate --device {device} or dlperf machine new made"
+            f"{path}: is of a processor, {machine.cpu.model}; --device {device} needs the machine"
+            f" file of an accelerator, which dlperf calibrate --device {device} makes"
         )
     return machine
 

@@ -114,9 +114,9 @@ def _measure_on(
     device: str, args: Namespace, spec: str, batch_size: int | None
 ) -> tuple[list[Prediction], Measurement]:
     """The same on an accelerator of this machine."""
-    from dlperf.recorder.accelerator import device_name, find_accelerator
+    from dlperf.recorder.accelerator import device_clock, find_accelerator
 
-    name = device_name(find_accelerator(device))
+    name = device_clock(find_accelerator(device)).name
     machine = load_accelerator(args, device)
     if machine.cpu.model != name:
         warn(f"{machine.path} is of {machine.cpu.model}, --device {device} is {name}")

@@ -8,8 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dlperf.core.conversion import Whole
+
 if TYPE_CHECKING:
     from dlperf.core.clock import Clock
+
+
+@dataclass(frozen=True)
+class DevicePeaks:
+    """The most that torch's allocator had for a step on an accelerator:
+    ``torch.cuda.max_memory_allocated`` and ``max_memory_reserved``.
+    """
+
+    allocated_bytes: Whole  #: Tensors.
+    reserved_bytes: Whole  #: Segments of the device.
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,18 @@ class DeviceClock:
     device: Any
     head_start: Callable[[int], object] | None = None
     _free: list[Any] = field(default_factory=list, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The device's name, such as ``NVIDIA A100-SXM4-80GB``."""
+        return str(self.module.get_device_properties(self.device).name)
+
+    def peaks(self) -> DevicePeaks:
+        """What torch's allocator had at most, since the process began or a reset."""
+        return DevicePeaks(
+            self.module.max_memory_allocated(self.device),
+            self.module.max_memory_reserved(self.device),
+        )
 
     def stamp(self) -> Any:
         """A moment of the device; the host does not wait for it."""

@@ -20,9 +20,10 @@ from dlperf.core.conversion import (
     convert,
     refuse,
 )
+from dlperf.core.device_clock import DevicePeaks
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
-from dlperf.core.records.measurement import DevicePeaks, MeasurementRecord
+from dlperf.core.records.measurement import MeasurementRecord
 from dlperf.core.state import Reading, State, mean_state
 from dlperf.core.trace import Trace, trace_from_record
 

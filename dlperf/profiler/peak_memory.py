@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from dlperf.core import child_process
 from dlperf.core.errors import DlperfError
-from dlperf.core.records.measurement import DevicePeaks
 
 if TYPE_CHECKING:
     import torch
 
+    from dlperf.core.device_clock import DevicePeaks
     from dlperf.recorder.targets import Target
 
 N_STEPS = 3
@@ -59,13 +59,13 @@ def measure_device_memory(target: Target, device: torch.device) -> DevicePeaks:
     """Peak of what torch's allocator has for a target on a device: building it, and N_STEPS of its
     steps, in this process. Nothing else may lie on the device.
     """
-    import torch
+    from dlperf.recorder.accelerator import device_clock
 
-    module = torch.get_device_module(device)
-    module.reset_peak_memory_stats(device)
+    clock = device_clock(device)
+    clock.module.reset_peak_memory_stats(device)
     _build_and_step(target)
-    module.synchronize(device)
-    return DevicePeaks(module.max_memory_allocated(device), module.max_memory_reserved(device))
+    clock.module.synchronize(device)
+    return clock.peaks()
 
 
 def _build_and_step(target: Target) -> None:

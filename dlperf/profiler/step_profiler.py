@@ -45,7 +45,7 @@ from dlperf.profiler.optimizer_shares import (
 from dlperf.profiler.peak_memory import measure_device_memory
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
 from dlperf.profiler.snapshot import Snapshot
-from dlperf.recorder.accelerator import accelerator_of, device_clock, device_name
+from dlperf.recorder.accelerator import accelerator_of, device_clock
 from dlperf.recorder.isolation import without_garbage_collection
 from dlperf.recorder.targets import (
     Built,
@@ -363,7 +363,7 @@ def _measure(stepper: _Stepper, seconds: float, batch_size: int, with_layers: bo
         inference=stepper.built.loss is None,
         noise=noise,
         versions=host.versions(),
-        machine=host.this_cpu().model if clock is None else device_name(clock.device),
+        machine=host.this_cpu().model if clock is None else clock.name,
     )
     return _with_layers(found, stepper, timed, seconds) if with_layers else found
 
@@ -417,8 +417,10 @@ def _with_layers(
             f"the machine was busy: {n_disturbed} of {len(timed)} steps lost their core to others"
         )
     if (note := sum_note(noise["layer_sum_frac"])) is not None:
-        why = _HOST_BOUND if clock.device is not None else _why_apart(
-            layered_faults, found.noise["page_faults_per_step"]
+        why = (
+            _HOST_BOUND
+            if clock.device is not None
+            else _why_apart(layered_faults, found.noise["page_faults_per_step"])
         )
         notes.append(f"{note}: {why}")
     return replace(found, layers=rows, repeat=undisturbed(again), noise=noise, notes=tuple(notes))

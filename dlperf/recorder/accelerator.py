@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from dlperf.core import shelf
 from dlperf.core.device_clock import DeviceClock
 from dlperf.core.errors import DlperfError
 
@@ -34,6 +33,8 @@ def find_accelerator(name: str) -> torch.device:
 
     Raises DlperfError for another name, and where there is none.
     """
+    from dlperf.core import shelf
+
     if name.lower() in shelf.names():
         raise DlperfError(
             f"--device {name}: is a device of the shelf, which dlperf predict and machine new take;"
@@ -88,11 +89,6 @@ def accelerator_of(name: str, tensors: Iterable[torch.Tensor]) -> torch.device |
 def device_clock(device: torch.device) -> DeviceClock:
     """The clock of an accelerator."""
     return DeviceClock(torch.get_device_module(device), device)
-
-
-def device_name(device: torch.device) -> str:
-    """The name of an accelerator, such as ``NVIDIA A100-SXM4-80GB``."""
-    return str(torch.get_device_module(device).get_device_properties(device).name)
 
 
 def save_device_random_states() -> Callable[[], None]:

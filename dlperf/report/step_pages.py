@@ -170,11 +170,8 @@ def _memory_sentences(report: StepComparison) -> Iterator[tuple[str, str]]:
         ("reserved", predicted.peak_reserved_bytes, peaks.reserved_bytes),
     ):
         error = format_error(predicted_bytes / actual_bytes - 1) if actual_bytes else "-"
-        yield (
-            f"device memory, {name}",
-            f"predicted {format_bytes(predicted_bytes)}, measured {format_bytes(actual_bytes)}:"
-            f" {error}",
-        )
+        both = f"predicted {format_bytes(predicted_bytes)}, measured {format_bytes(actual_bytes)}"
+        yield f"device memory, {name}", f"{both}: {error}"
 
 
 def _step_sentence(step: Step, measurement: Measurement, blind: Step | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -16,6 +15,7 @@ from dlperf.core.conversion import (
     Threads,
     Whole,
 )
+from dlperf.core.device_clock import DevicePeaks
 from dlperf.core.records.trace import TraceRecord
 from dlperf.core.state import Reading
 
@@ -49,16 +49,6 @@ class OpTimesRecord(Struct, gc=False):
     phase: Name  #: Phase.
     n_calls: Positive  #: Calls a step.
     times: SamplesRecord  #: All calls of a step.
-
-
-@dataclass(frozen=True)
-class DevicePeaks:
-    """The most that torch's allocator had for a step on an accelerator:
-    ``torch.cuda.max_memory_allocated`` and ``max_memory_reserved``.
-    """
-
-    allocated_bytes: Whole  #: Tensors.
-    reserved_bytes: Whole  #: Segments of the device.
 
 
 class MeasurementRecord(Struct, gc=False):
