@@ -83,7 +83,8 @@ class DevicePoint:
         if self.family == "gemm":
             product = torch.bmm if "batch" in self.cells else torch.mm
             return lambda: product(operands[0], operands[1])
-        stride, padding, _, _, _, groups = row.op.args[3:9]
+        settings_of_row: Any = row.op.args[3:9]
+        stride, padding, _, _, _, groups = settings_of_row
         return lambda: F.conv2d(
             operands[0],
             operands[1],
@@ -91,7 +92,7 @@ class DevicePoint:
             stride,
             padding,
             1,
-            groups,  # type: ignore[arg-type]
+            groups,
         )
 
 
@@ -145,7 +146,8 @@ def _elementwise(mode: str) -> Iterator[DevicePoint]:
 
 def _between(low: int, high: int, part: float, multiple: int = 1) -> int:
     """A size of a log-uniform spread, a multiple of a number."""
-    return max(1, round(low * (high / low) ** part / multiple)) * multiple
+    size = float(low * (high / low) ** part)
+    return max(1, round(size / multiple)) * multiple
 
 
 def _products(dtype: str) -> Iterator[DevicePoint]:

@@ -165,7 +165,9 @@ class LayerProbe:
         if self._clock.device is not None:
             del self._events[self._first :]  # their moments belong to the device's clock again
             moments = seconds_of(self._clock, [event[1] for event in events])
-            events = [(kind, at, *rest) for (kind, _, *rest), at in zip(events, moments)]
+            events = [
+                (kind, at, key, number) for (kind, _, key, number), at in zip(events, moments)
+            ]
         return attribute(events, self.overhead)
 
 
