@@ -28,6 +28,7 @@ from dlperf.core.shelf import data_sheet_machine
 from dlperf.core.units import format_seconds
 from dlperf.microbench.plan import design, share
 from dlperf.microbench.progress import progress_of
+from dlperf.ops import counts
 
 Cells = dict[str, int | str]
 DTYPES = ("float32", "float16", "bfloat16")
@@ -37,6 +38,8 @@ _UNARY = {"quick": ("relu",), "full": ("relu", "sigmoid", "tanh"), "thorough": (
           "tanh", "exp", "silu")}  # fmt: skip
 _LARGEST_FRAC = 0.1
 """Share of the memory that the operands of a kernel may take."""
+_MOST_FLOPS = 1.2e12
+"""Of a kernel: the largest square product's, some 0.1 s on a device of 10 TFLOP/s."""
 _HOST_CALL_S = 2e-5
 """Longer than the host takes to issue a call; the head start of the device is so long for each."""
 _HEAD_BYTES = 2**27
@@ -71,6 +74,10 @@ class DevicePoint:
         """Bytes of its operands and results."""
         op = self.rows(Samples((1.0,)))[0].op
         return sum(spec.numel * spec.item_bytes for spec in (*op.inputs, *op.outputs))
+
+    def flops(self) -> float:
+        """Floating-point operations of the kernel."""
+        return counts.op_flops(self.rows(Samples((1.0,)))[0].op) or 0
 
     def call(self, device: Any) -> Callable[[], object]:
         """The kernel on operands of its own."""
@@ -126,7 +133,9 @@ def plan(mode: str, memory_bytes: int) -> list[DevicePoint]:
         points += islice(_products(dtype), n_products)
         points += islice(_convolutions(dtype), n_convolutions)
     most_bytes = _LARGEST_FRAC * memory_bytes
-    return [point for point in points if point.bytes() <= most_bytes]
+    return [
+        point for point in points if point.bytes() <= most_bytes and point.flops() <= _MOST_FLOPS
+    ]
 
 
 def _squares() -> Iterator[DevicePoint]:

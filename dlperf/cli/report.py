@@ -145,7 +145,10 @@ def _read(args: Namespace, spec: str, file: str) -> tuple[list[Prediction], Meas
             f"{file}: contains no trace of its step, and its target is not run; name it yourself:"
             f" dlperf report TARGET --measured {file}"
         )
-    machine = load_or_make_machine(args, measurement.threads)
+    if measurement.device_memory is not None:
+        machine = load_accelerator(args, "cuda")
+    else:
+        machine = load_or_make_machine(args, measurement.threads)
     return _predict_all(args, recorded, machine, measurement.threads), measurement
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dlperf.core.conversion import Whole
+from dlperf.core.errors import DlperfError, WorkFailed, one_line
 
 if TYPE_CHECKING:
     from dlperf.core.clock import Clock
@@ -50,16 +51,34 @@ class DeviceClock:
             self.module.max_memory_reserved(self.device),
         )
 
+    @property
+    def _captures(self) -> bool:
+        """Whether a graph of the device is captured now, which no waiting may disturb."""
+        is_capturing = getattr(self.module, "is_current_stream_capturing", None)
+        return bool(is_capturing is not None and is_capturing())
+
     def stamp(self) -> Any:
-        """A moment of the device; the host does not wait for it."""
-        event = self._free.pop() if self._free else self.module.Event(enable_timing=True)
-        event.record(self.module.current_stream(self.device))
+        """A moment of the device; the host does not wait for it. It never raises, as it is called
+        in the middle of programs: :meth:`seconds` does.
+        """
+        try:
+            if self._captures:
+                raise DlperfError("a graph is captured, whose steps cannot be watched")
+            event = self._free.pop() if self._free else self.module.Event(enable_timing=True)
+            event.record(self.module.current_stream(self.device))
+        except Exception as error:
+            return error
         return event
 
     def seconds(self, stamps: Sequence[Any]) -> list[float]:
         """Seconds of moments since the first of them. This waits for the device, and takes the
         moments back.
+
+        Raises WorkFailed where a moment could not be noted.
         """
+        failed = next((one for one in stamps if isinstance(one, Exception)), None)
+        if failed is not None:
+            raise WorkFailed(f"{self.device}: no event was recorded: {one_line(failed)}")
         self.module.synchronize(self.device)
         first = stamps[0]
         found = [0.0, *(1e-3 * first.elapsed_time(one) for one in stamps[1:])]

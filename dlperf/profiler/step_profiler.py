@@ -46,6 +46,7 @@ from dlperf.profiler.peak_memory import measure_device_memory
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
 from dlperf.profiler.snapshot import Snapshot
 from dlperf.recorder.accelerator import accelerator_of, device_clock
+from dlperf.recorder.device_defaults import with_device_defaults
 from dlperf.recorder.isolation import without_garbage_collection
 from dlperf.recorder.targets import (
     Built,
@@ -192,7 +193,8 @@ def measure(
     takes with this machine's file, torch's own without a file. Parameters, buffers, gradients,
     optimizer state, random states, flags, attributes and the thread count are restored.
 
-    A model on an accelerator is timed by events of its device, and each step begins on an idle one.
+    A model on an accelerator is timed by events of its device, and each step begins on an idle one;
+    `threads` are then 1 by default.
     ``host_s`` of the noise is the host's time from a step's begin to its end on the device.
 
     Raises DlperfError for an argument of another type, where there is nothing to train or the loss
@@ -207,10 +209,11 @@ def measure(
     _check_measurable(name, given, inference)
     batch_size = first_batch_size(given.inputs) if batch_size is None else batch_size
     check_count("batch_size", batch_size)
-    threads = usual_threads_of_file(default_path()) if threads is None else threads
-    check_count("threads", threads)
     if (device := accelerator_of(name, step_tensors(given))) is not None:
         clock = replace(clock, device=device_clock(device))
+        threads = 1 if threads is None else threads
+    threads = usual_threads_of_file(default_path()) if threads is None else threads
+    check_count("threads", threads)
     snapshot = Snapshot(model, optimizer, loss, inputs)
     with contextlib.ExitStack() as undo:
         undo.callback(snapshot.restore)
@@ -291,7 +294,7 @@ def measure_target(
     device: torch.device | None = None,
 ) -> Measurement:
     """Build a target on real tensors, of an accelerator with a `device`, and measure it; see
-    :func:`measure`. The trace is that of the target without a device.
+    :func:`measure`. The trace is then recorded as for a prediction for a device.
 
     The core speed (:class:`dlperf.core.clock.CoreSpeed`) is sampled around every step. A slow core
     gives a note; steps on it count like all others, since a training there meets it, too. The
@@ -333,7 +336,7 @@ def measure_target(
     notes = (*found.notes, note) if slowdown > SLOW else found.notes
     found = replace(found, noise={**found.noise, "core_slowdown": slowdown}, notes=notes)
     if device is not None and with_trace:
-        built = target.build()
+        built = target.changed(with_device_defaults).build()
     return _with_trace(found, built) if with_trace else found
 
 

@@ -92,11 +92,13 @@ def device_clock(device: torch.device) -> DeviceClock:
 
 
 def save_device_random_states() -> Callable[[], None]:
-    """Save the random states of accelerators that are in use; the result restores them."""
+    """Save the random states of accelerators that are in use; the result restores them. None is
+    initialised by it.
+    """
     undo = contextlib.ExitStack()
-    kind = accelerator_type()
-    module: Any = None if kind is None else torch.get_device_module(kind)
-    if module is not None and module.is_initialized():
-        for index in range(module.device_count()):
-            undo.callback(module.set_rng_state, module.get_rng_state(index), index)
+    for name in ("cuda", "xpu", torch._C._get_privateuse1_backend_name()):
+        module: Any = getattr(torch, name, None)
+        if module is not None and module.is_initialized():
+            for index in range(module.device_count()):
+                undo.callback(module.set_rng_state, module.get_rng_state(index), index)
     return undo.close

@@ -179,12 +179,18 @@ class WatchedTraining:
     device: DeviceClock | None = None
     device_memory: DevicePeaks | None = None
 
-    def settle(self) -> None:
-        """The device's times of the steps, in place of the host's, and its memory until now."""
+    def settle(self) -> Exception | None:
+        """The device's times of the steps, in place of the host's, and its memory until now; the
+        error where they cannot be had.
+        """
         if self.device is not None and self.device_memory is None:
-            for step in (*self.plain, *self.probed):
-                step.settle(self.device)
-            self.device_memory = self.device.peaks()
+            try:
+                for step in (*self.plain, *self.probed):
+                    step.settle(self.device)
+                self.device_memory = self.device.peaks()
+            except Exception as error:
+                return error
+        return None
 
     def __post_init__(self) -> None:
         self.model = together(self.roots)

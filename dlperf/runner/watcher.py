@@ -189,7 +189,7 @@ class Watcher:
         self._undo_all("_undo_hooks")
         self._undo_all("_undo")
         if self.watched is not None:
-            self.watched.settle()
+            self.error = self.error or self.watched.settle()
         if self.stage != DONE:
             self.stage = DONE
             self._remove_step_hooks_later()

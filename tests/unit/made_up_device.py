@@ -38,9 +38,6 @@ class MadeUpDevice:
         self.log.append("wait")
         self.n_waited = self.time_s
 
-    def is_initialized(self) -> bool:
-        return False
-
     def empty_cache(self) -> None:
         self.log.append("empty")
 

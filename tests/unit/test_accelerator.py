@@ -52,6 +52,16 @@ def test_moments_are_read_after_the_device_was_waited_for_and_events_come_back()
     assert device.log.count("new") == 3
 
 
+def test_a_moment_that_cannot_be_noted_fails_where_it_is_read() -> None:
+    device = MadeUpDevice()
+    device.is_current_stream_capturing = lambda: True  # type: ignore[attr-defined]
+    clock = device.clock()
+    stamps = [clock.stamp(), clock.stamp()]
+    with pytest.raises(WorkFailed, match="no event was recorded: a graph is captured"):
+        clock.seconds(stamps)
+    assert device.log == []  # nothing was recorded or waited for inside the graph
+
+
 def test_without_a_device_moments_are_those_of_the_host() -> None:
     ticks = iter([1.0, 4.0])
     clock = Clock(now=lambda: next(ticks))
@@ -145,6 +155,8 @@ def test_a_measurement_keeps_the_memory_of_its_device(
     assert "device memory, allocated" in text
     assert "measured 2.93 KiB" in text
     assert report.to_json()["measured"]["device_memory"]["reserved_bytes"] == 4096
+    replace(found, trace=trace, threads=1).save(tmp_path / "whole.json")
+    assert main(["report", str(tmp_path / "whole.json"), "--machine", "a100"]) == 0
     data = json.loads((tmp_path / "m.json").read_text())
     data["device_memory"]["allocated_bytes"] = -1
     (tmp_path / "m.json").write_text(json.dumps(data))
