@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlperf.core.data_sheet import UNMEASURED
 from dlperf.core.errors import DlperfError
 from dlperf.core.items import Shares
 from dlperf.core.machine import Machine
@@ -199,6 +200,11 @@ def _notes(machine: Machine, priced: Sequence[_Priced]) -> tuple[str, ...]:
     what = "imported kernels and the data sheet" if n_known else "the data sheet"
     known = f"{n_known:,} of {len(kernels):,} kernels stand on imported ones"
     notes = [f"predicted from {what} of {machine.cpu.model}, not from a calibration: {known}"]
+    if machine.mode != UNMEASURED:
+        notes = [
+            f"{n_known:,} of {len(kernels):,} kernels stand on those timed on {machine.cpu.model},"
+            " the others on its roofs"
+        ]
     if sheet.kind == "processor":
         notes.append(
             "the host is not priced: Python and dispatch take their time between all kernels, so"
