@@ -34,7 +34,7 @@ def write_out(text: str) -> None:
     """Write `text` and a line end to stdout. Raises OSError, naming stdout, where it is closed or
     refuses.
     """
-    if sys.stdout is None:
+    if sys.stdout is None or getattr(sys.stdout, "closed", False):
         raise OSError(errno.EBADF, "is closed; the answer cannot be written", "stdout")
     try:
         print(text.removesuffix("\n"))
@@ -59,8 +59,8 @@ def warn(line: str) -> None:
 
 
 def flush_out() -> None:
-    """Flush stdout, where there is one."""
-    if sys.stdout is not None:
+    """Flush stdout, where there is one that is open."""
+    if sys.stdout is not None and not getattr(sys.stdout, "closed", False):
         sys.stdout.flush()
 
 

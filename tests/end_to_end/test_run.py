@@ -254,6 +254,7 @@ def test_script_sees_its_own_world(tmp_path: Path, machine: Path) -> None:
         ("1 +", 1),
         ("", 0),
         ("os._exit(9)", 9),
+        ("sys.stdout.close()", 0),
     ],
 )
 def test_exit_status_and_messages(tmp_path: Path, machine: Path, ending: str, status: int) -> None:
@@ -451,7 +452,7 @@ def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> 
         "live_eta.LiveEta._eta",
         "live_eta.rate_of",
         "live_eta.enclosing_loops",
-        "live_eta.StderrLine.show",
+        "stderr_line.StderrLine.show",
     ],
 )
 def test_a_failing_forecast_stops_neither_script_nor_report(
