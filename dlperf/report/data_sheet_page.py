@@ -12,6 +12,8 @@ from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.report.document import Column, format_table
 
+DATA_SHEET = "data sheet"
+"""The mode of a machine that nothing was measured on."""
 _LEVELS = ("L1", "L2", "L3")
 
 
@@ -60,8 +62,11 @@ def data_sheet_page(machine: Machine) -> str:
         Column("source", tuple(_number(cited, sheet.sources.get(name)) for name, _, _ in rows)),
     ]
     where = f"{machine.path}: " if machine.path else ""
+    how = "by its data sheet"
+    if machine.mode != DATA_SHEET:
+        how = f"as measured, {machine.mode}" + ("" if machine.complete else ", unfinished")
     lines = [
-        f"{where}{printable(cpu.model)}, {sheet.kind} by its data sheet",
+        f"{where}{printable(cpu.model)}, {sheet.kind} {how}",
         *(["contractions in float32 use tf32"] if sheet.tf32 else []),
         "",
         format_table(columns, None),

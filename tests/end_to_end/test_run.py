@@ -460,7 +460,7 @@ def test_a_failing_forecast_stops_neither_script_nor_report(
 ) -> None:
     write(tmp_path / "train.py", TRAIN)
     call = (
-        START + "from dlperf.runner import live_eta\ndef fail(*_): raise"
+        START + "from dlperf.runner import live_eta, stderr_line\ndef fail(*_): raise"
         f" ZeroDivisionError('ours')\n{broken} = fail\nsys.exit(run_script(['train.py'],"
         f" machine_path={str(machine)!r}, json_path='found.json', output='report.txt'))"
     )
