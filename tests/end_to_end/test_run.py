@@ -254,7 +254,6 @@ def test_script_sees_its_own_world(tmp_path: Path, machine: Path) -> None:
         ("1 +", 1),
         ("", 0),
         ("os._exit(9)", 9),
-        ("sys.stdout.close()", 0),
     ],
 )
 def test_exit_status_and_messages(tmp_path: Path, machine: Path, ending: str, status: int) -> None:
@@ -268,6 +267,14 @@ def test_exit_status_and_messages(tmp_path: Path, machine: Path, ending: str, st
     assert own.replace(str(tmp_path) + os.sep, "") == alone.stderr.replace(
         str(tmp_path) + os.sep, ""
     )
+
+
+@pytest.mark.process
+def test_a_script_may_close_stdout(tmp_path: Path, machine: Path) -> None:
+    write(tmp_path / "script.py", "import sys\nsys.stdout.close()\n")
+    got = watched(tmp_path, machine, "script.py", torch_loaded=False)
+    assert (got.returncode, got.stderr.count("\n")) == (0, 1), got.stderr
+    assert "never imported torch" in got.stderr
 
 
 LOOP = """
