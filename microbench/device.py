@@ -49,6 +49,8 @@ _MOST_CALLS = 256
 """Fewer than a device's queue holds, so that the host can run ahead."""
 _BEYOND_CACHE, _IN_CACHE = 4.0, 0.5
 """A sweep of so many times the second cache comes from the memory; of so little, from the cache."""
+_CLOCK = Clock(switches=lambda: 0)
+"""A device computes on while the host loses its core."""
 _NO_TIME = (RuntimeError, ValueError)
 
 
@@ -194,7 +196,7 @@ def repeats(mode: str) -> Repeats:
 
 
 def measure_device(
-    device: Any, mode: str, known: Mapping[str, Samples], clock: Clock = Clock()
+    device: Any, mode: str, known: Mapping[str, Samples], clock: Clock = _CLOCK
 ) -> DeviceMeasurement:
     """Time an accelerator. `known` are samples of an earlier calibration by the kernel's signature.
 
@@ -214,6 +216,7 @@ def measure_device(
     n_done = 0
     try:
         launch = _launch(device, ahead, replace(clock, device=timer), how)
+        tf32_flops_per_s = _tf32(device, properties, ahead, how)
         with progress_of(len(points), "kernel", f"calibrating {device}") as progress:
             for point in points:
                 progress.set_postfix_str(point.family)
@@ -230,11 +233,9 @@ def measure_device(
                     first.setdefault(reason, point.name)
                 n_done += 1
                 progress.update(1)
-        tf32_flops_per_s = _tf32(device, properties, ahead, how)
     except KeyboardInterrupt:
         if not _has_roofs(rows):
             raise
-        tf32_flops_per_s = 0.0
     if not _has_roofs(rows):
         reason = next(iter(left_out), "no kernel was timed")
         raise WorkFailed(f"{device}: neither products nor elementwise kernels run: {reason}")

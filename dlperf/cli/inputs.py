@@ -272,7 +272,8 @@ def default_cache(name: str) -> Path:
 
 
 def load_machine(args: Namespace, path: str | Path | None = None, devices: bool = False) -> Machine:
-    """The named machine file or device of the shelf, or this machine's file.
+    """The named machine file or device (of the shelf, or one of this machine that was calibrated),
+    or this machine's file.
 
     Raises DlperfError naming the command that makes it, and for a device of a data sheet unless
     `devices` are asked for.
@@ -284,7 +285,11 @@ def load_machine(args: Namespace, path: str | Path | None = None, devices: bool 
     if device is not None or (name is not None and not os.path.exists(name)):
         from dlperf.core import shelf
 
-        if device is not None or str(name).lower() in shelf.names():
+        own = None if device is None else device_path(device)
+        is_own = own is not None and own != default_path() and own.exists()
+        if is_own and str(device).lower() not in shelf.names():
+            machine = Machine.load(own)
+        elif device is not None or str(name).lower() in shelf.names():
             machine = shelf.device(str(name) if device is None else device)
         else:
             near = shelf.nearest(str(name)) if devices and not Path(str(name)).suffix else None

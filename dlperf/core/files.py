@@ -294,7 +294,8 @@ def device_path(device: str) -> Path:
     >>> device_path("cuda:1").name
     'cuda-1.json'
     """
-    return default_path().with_name(f"{device.removesuffix(':0').replace(':', '-')}.json")
+    name = "".join(sign if sign.isalnum() else "-" for sign in device.removesuffix(":0"))
+    return default_path().with_name(f"{name}.json")
 
 
 def find_path(path: str | Path | None = None) -> Path:

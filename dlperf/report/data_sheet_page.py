@@ -6,14 +6,12 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from dlperf.core.data_sheet import DataSheet
+from dlperf.core.data_sheet import UNMEASURED, DataSheet
 from dlperf.core.machine import Machine
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.report.document import Column, format_table
 
-DATA_SHEET = "data sheet"
-"""The mode of a machine that nothing was measured on."""
 _LEVELS = ("L1", "L2", "L3")
 
 
@@ -63,7 +61,7 @@ def data_sheet_page(machine: Machine) -> str:
     ]
     where = f"{machine.path}: " if machine.path else ""
     how = "by its data sheet"
-    if machine.mode != DATA_SHEET:
+    if machine.mode != UNMEASURED:
         how = f"as measured, {machine.mode}" + ("" if machine.complete else ", unfinished")
     lines = [
         f"{where}{printable(cpu.model)}, {sheet.kind} {how}",

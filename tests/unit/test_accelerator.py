@@ -438,6 +438,16 @@ def test_an_interrupted_calibration_keeps_its_kernels_and_resumes(
     assert machine.complete
     assert len(machine.kernels) > len(first.kernels)
     assert "Testor GPU, accelerator as measured, quick" in capsys.readouterr().out
+    # a prediction finds it by its name where a calibration puts it
+    monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "machine.json"))
+    (tmp_path / "net.py").write_text(
+        "import torch\ndef net(n):\n    return torch.nn.Linear(4, 2), (torch.ones(n, 4),), torch.sum\n"
+    )
+    assert main(["predict", f"{tmp_path / 'net.py'}:net", "--device", "cuda"]) == 0
+    shown = capsys.readouterr().out
+    assert "kernels stand on those timed on Testor GPU, the others on its roofs" in shown
+    assert main(["predict", f"{tmp_path / 'net.py'}:net", "--device", "xpu"]) == 2
+    assert "device 'xpu' is unknown" in capsys.readouterr().err
 
 
 def test_the_file_of_another_machine_is_not_overwritten(
