@@ -159,7 +159,10 @@ def framework_slowdown(mean_s: float, while_measured: Sequence[float], state: fl
 
 
 _READ_EVERY_S = {"quick": 0.5, "full": 1.5, "thorough": 5.0}
-_ROUNDS = 3
+_ROUNDS, _END_ROUNDS = 3, 8
+"""Rounds of a reading, and of the first and the last one: at the ends there are no others around
+that a median could be taken of.
+"""
 
 
 class States:
@@ -176,9 +179,16 @@ class States:
     def current(self) -> int:
         """The number of a reading that is not old; it is taken where the last one is."""
         if not self._taken or self._now() - self._times_s[-1] >= self._every_s:
-            self._taken.append(self._probe.read(_ROUNDS))
-            self._times_s.append(self._now())
+            self._take(_ROUNDS if self._taken else _END_ROUNDS)
         return self._n_before + len(self._taken) - 1
+
+    def take_last(self) -> None:
+        """A reading after the last sample."""
+        self._take(_END_ROUNDS)
+
+    def _take(self, n_rounds: int) -> None:
+        self._taken.append(self._probe.read(n_rounds))
+        self._times_s.append(self._now())
 
     def unsent(self) -> tuple[Reading, ...]:
         """The readings since the last call."""
@@ -428,6 +438,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
             system_costs[name] = cold_start.joined(system_costs[name], found, around[name])
         for _ in take(lacking, budget, number):
             pass
+    states.take_last()
     at_last = contention()  # of all speed samples
     for name in again.keys() & system_costs:
         tell(name, costs=[*system_costs[name], *at_last])
