@@ -25,9 +25,10 @@ from dlperf.microbench import operator_benchmark
 from dlperf.microbench.cold_work import Call, Work, passing_bytes, passing_code, steps
 from dlperf.microbench.python_code import PythonForward
 
-COLD_BYTES = (2**20, 2**22, 2**24, 2**26)
+COLD_BYTES = (2**20, 2**22, 2**24, 2**25, 2**26)
 """How much memory passes by between two measured calls, so that the code and data of the call have
-left the nearer caches.
+left the nearer caches. What a virtual machine keeps of a shared cache ends within few of these, and
+the penalties double there.
 """
 _N_OPERANDS, _SMALL, _APART = 16, 256, 4096
 """Pairs of operands, and their elements; each begins so many elements after the one before, on a
@@ -265,7 +266,7 @@ class _Bench:
         for what, tiny, roomy in self._operators(work.kind):
             calls = (first, _recorded(tiny), *((operator_benchmark.build(roomy),) if roomy else ()))
             _, code_s, *far = _after(calls, work.whole, n_samples, self.clock)
-            self._add(work, what, code_s)
+            self._add(work, "next" if what == "in_place" else what, code_s)
             if roomy:
                 size = operand_bytes(roomy)
                 self.found.setdefault(CostKey(CACHE_MISS, what, work.amount), []).extend(
@@ -283,7 +284,7 @@ class _Bench:
         bytes_pass = kind == COLD_START
         if bytes_pass:
             for tiny, roomy in zip(elementwise_operators(_TINY), elementwise_operators(_ROOMY)):
-                yield "next", tiny, roomy
+                yield "in_place" if tiny.packet.endswith("_") else "next", tiny, roomy
         pairs = zip(tiny_operators(), roomy_operators())
         for tiny, roomy in itertools.islice(pairs, _FEW if self.quick else None):
             yield tiny.packet, tiny, roomy if bytes_pass else None

@@ -115,11 +115,11 @@ class CacheModel:
 
         `n_bytes` (n,) is the reuse distance in bytes, `seconds` (n,) in time: co-tenants evict part
         of a shared cache meanwhile. An operator whose code was not measured has the penalty of an
-        elementwise one.
+        elementwise one, of one in place where it is.
         """
-        curve = self._penalties.get(
-            (CACHE_MISS, code_of(packet)), self._penalties.get((CACHE_MISS, "next"))
-        )
+        names = (code_of(packet), *(["in_place"] if packet.endswith("_") else []), "next")
+        curves = (self._penalties.get((CACHE_MISS, name)) for name in names)
+        curve = next((curve for curve in curves if curve is not None), None)
         if curve is None:
             return np.zeros(len(n_bytes))
         found = np.interp(_log2(n_bytes), *curve)

@@ -224,8 +224,7 @@ class StepItems:
         """
         if op.phase == "optimizer" and self.optimizer is not None:
             return 0.0
-        before_bytes = float(self.analysis.working_bytes[index - 1])
-        before = ReuseDistance(before_bytes) if index else self._whole_step
+        before = ReuseDistance(float(self.analysis.working_bytes[index - 1]))
         first_s, next_s = (self.caches.cold_start_s(code, before) for code in ("first", "next"))
         own_s = self.caches.operator_cold_start_s(op.packet, self._since(index))
         called_s = max(0.0, first_s - next_s) + own_s - self.cost_s("boxed_call")
