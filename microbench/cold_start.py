@@ -22,7 +22,14 @@ from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undistur
 from dlperf.core.costs import CACHE_MISS, COLD_START, PAGE_EVICTION, Cost, CostKey
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import operator_benchmark
-from dlperf.microbench.cold_work import Call, Work, passing_bytes, passing_code, steps
+from dlperf.microbench.cold_work import (
+    Call,
+    PassThrough,
+    Work,
+    passing_bytes,
+    passing_code,
+    steps,
+)
 from dlperf.microbench.python_code import PythonForward
 
 COLD_BYTES = (2**20, 2**22, 2**24, 2**25, 2**26)
@@ -201,7 +208,7 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     ``first`` is the first operator afterwards, which finds everything cold, ``next`` the second,
     which finds only its own code cold, ``aten.NAME`` the same of an operator with more code than an
     elementwise one. ``operand``: each of a few operands that lie apart. ``module``: a module's call
-    without an operator, after one of another type. ``instruction``: each place in Python code that
+    and its Python code without the operator, after one of another type. ``instruction``: each place in Python code that
     runs after an operator. ``backward`` comes right after its forward and
     finds the interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a
     whole backward, ``zero_grad`` after a whole step.
@@ -243,7 +250,7 @@ class _Bench:
     def take_all(self, work: Work) -> None:
         """Operators, a module, operands, and what comes once a step."""
         leaf = torch.rand(4, 4, requires_grad=True)
-        bare, other_module = nn.Dropout(0.0), nn.ReLU()
+        bare, other_module = PassThrough(), nn.ReLU()
         operators: tuple[Call, ...] = (
             lambda: torch.relu(leaf),
             lambda: torch.tanh(leaf),
