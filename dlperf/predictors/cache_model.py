@@ -110,16 +110,13 @@ class CacheModel:
             curves[name] = [origin, *coordinates], [0.0, *_rising(seconds)]
         return curves
 
-    def miss_s_per_byte(self, packet: str, n_bytes: Array, seconds: Array | float = 0.0) -> Array:
-        """Cache-miss penalty of an operator's operands, in seconds per byte.
+    def miss_s_per_byte(self, n_bytes: Array, seconds: Array | float = 0.0) -> Array:
+        """Cache-miss penalty of an operand, in seconds per byte.
 
         `n_bytes` (n,) is the reuse distance in bytes, `seconds` (n,) in time: co-tenants evict part
-        of a shared cache meanwhile. An operator whose code was not measured has the penalty of an
-        elementwise one, of one in place where it is.
+        of a shared cache meanwhile.
         """
-        names = (code_of(packet), *(["in_place"] if packet.endswith("_") else []), "next")
-        curves = (self._penalties.get((CACHE_MISS, name)) for name in names)
-        curve = next((curve for curve in curves if curve is not None), None)
+        curve = self._penalties.get((CACHE_MISS, "next"))
         if curve is None:
             return np.zeros(len(n_bytes))
         found = np.interp(_log2(n_bytes), *curve)

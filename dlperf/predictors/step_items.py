@@ -265,15 +265,9 @@ class StepItems:
                 for distance in analysis.operand_distance
             ]
         )
-        packets = np.array([op.packet for op in self.trace.ops])[analysis.operand_op]
-        for packet in set(packets.tolist()):
-            which = packets == packet
-            working_bytes = analysis.working_bytes[analysis.operand_op[which]]
-            near = self.caches.miss_s_per_byte(packet, working_bytes)
-            far = self.caches.miss_s_per_byte(
-                packet, analysis.operand_distance[which], untouched_s[which]
-            )
-            extra_s[which] += analysis.operand_bytes[which] * np.maximum(far - near, 0.0)
+        near = self.caches.miss_s_per_byte(analysis.working_bytes[analysis.operand_op])
+        far = self.caches.miss_s_per_byte(analysis.operand_distance, untouched_s)
+        extra_s += analysis.operand_bytes * np.maximum(far - near, 0.0)
         return extra_s
 
     def _kernels(self) -> list[Item]:

@@ -609,12 +609,10 @@ def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
     at_once_s = priced(step, on).step.total_s
     assert at_once_s is not None
     sizes, between = np.array([4.0, 8.0]) * n, np.array([8.0, 4.0]) * n
-    warm = cost_model_of(on, 1).caches.miss_s_per_byte("aten.relu_", sizes)
+    warm = cost_model_of(on, 1).caches.miss_s_per_byte(sizes)
     extra_s = [
         sizes
-        @ np.maximum(
-            cost_model_of(on, 1).caches.miss_s_per_byte("aten.relu_", between, pause_s) - warm, 0.0
-        )
+        @ np.maximum(cost_model_of(on, 1).caches.miss_s_per_byte(between, pause_s) - warm, 0.0)
         for pause_s in (0.0, 0.01)
     ]
     assert (at_once, soon) == (1.0, 1.0)
