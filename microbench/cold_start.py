@@ -313,11 +313,11 @@ class _Bench:
 
     def _misses_s(self, other: Call) -> list[float]:
         """Seconds per byte that an operator takes more for its operand, in place, having left the
-        nearer caches; the same operator ran on a few elements before.
+        nearer caches; the same operator ran twice on a few elements before.
         """
         far, near = torch.rand(_FAR), torch.rand(_TINY)
-        calls = [lambda: near.mul_(1.0), lambda: far.mul_(1.0)]
-        _, extra_s = _after(calls, other, _N_SAMPLES, self.clock)
+        calls: list[Call] = [*2 * [lambda: near.mul_(1.0)], lambda: far.mul_(1.0)]
+        extra_s = _after(calls, other, _N_SAMPLES, self.clock)[-1]
         return [value / (far.numel() * far.element_size()) for value in extra_s]
 
     def _operands_s(self, other: Call) -> list[float]:
