@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlperf.cli.device_calibration import calibrate_device
 from dlperf.cli.inputs import (
     Answer,
     load_machine,
@@ -43,6 +44,8 @@ def calibrate(args: Namespace) -> Answer:
     """Measure this machine."""
     from dlperf.report.machine_summary import conclude, summarize
 
+    if args.device is not None:
+        return calibrate_device(args)
     path = Path(args.output) if args.output else machine_path(args)
     if args.refresh:
         return refresh(path, args.threads)
@@ -177,6 +180,11 @@ def check(args: Namespace) -> Problems:
             args.refresh and (args.targets or args.workers),
             "--refresh measures what the file contains; leave --for and --workers out",
         ),
+        (
+            args.device is not None
+            and (args.refresh or args.targets or args.workers or args.threads),
+            "--device measures an accelerator; leave --refresh, --for, --workers and --threads out",
+        ),
     )
 
 
@@ -254,6 +262,13 @@ COMMAND = Command(
             help=(
                 "also measure the co-run slowdown of P processes of one thread each, for predict"
                 " --workers"
+            ),
+        ),
+        option(
+            "--device",
+            metavar="NAME",
+            help=(
+                "measure this accelerator of the machine instead, such as cuda: roofs and kernels"
             ),
         ),
         output("machine file to write (default: --machine)"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlperf.cli.options import Problems
 from dlperf.core.errors import DlperfError, refuse
-from dlperf.core.files import check_writable, default_path, kind_of, schema_of
+from dlperf.core.files import check_writable, default_path, device_path, kind_of, schema_of
 from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
@@ -272,7 +272,8 @@ def default_cache(name: str) -> Path:
 
 
 def load_machine(args: Namespace, path: str | Path | None = None, devices: bool = False) -> Machine:
-    """The named machine file or device of the shelf, or this machine's file.
+    """The named machine file or device (of the shelf, or one of this machine that was calibrated),
+    or this machine's file.
 
     Raises DlperfError naming the command that makes it, and for a device of a data sheet unless
     `devices` are asked for.
@@ -284,7 +285,11 @@ def load_machine(args: Namespace, path: str | Path | None = None, devices: bool 
     if device is not None or (name is not None and not os.path.exists(name)):
         from dlperf.core import shelf
 
-        if device is not None or str(name).lower() in shelf.names():
+        own = None if device is None else device_path(device)
+        is_own = own is not None and own != default_path() and own.exists()
+        if is_own and str(device).lower() not in shelf.names():
+            machine = Machine.load(own)
+        elif device is not None or str(name).lower() in shelf.names():
             machine = shelf.device(str(name) if device is None else device)
         else:
             near = shelf.nearest(str(name)) if devices and not Path(str(name)).suffix else None
@@ -305,6 +310,26 @@ def load_machine(args: Namespace, path: str | Path | None = None, devices: bool 
             f"{machine.path or machine.cpu.model}: is a device by its data sheet; this needs a"
             " machine that dlperf calibrate measured (dlperf predict, validate --table and machine"
             " show take devices)"
+        )
+    return machine
+
+
+def load_accelerator(args: Namespace, device: str) -> Machine:
+    """The named machine file of an accelerator, or that of this machine's `device`.
+
+    Raises DlperfError for a processor's, and naming the command that makes it.
+    """
+    path = Path(args.machine) if args.machine else device_path(device)
+    if not args.machine and not path.exists():
+        raise DlperfError(
+            f"{path}: there is no such machine file; dlperf calibrate --device {device} makes it,"
+            " --machine FILE names another"
+        )
+    machine = load_machine(Namespace(machine=str(path)), devices=True)
+    if machine.data_sheet is None or machine.data_sheet.kind != "accelerator":
+        raise DlperfError(
+            f"{path}: is of a processor, {machine.cpu.model}; --device {device} needs the machine"
+            f" file of an accelerator, which dlperf calibrate --device {device} makes"
         )
     return machine
 

@@ -16,6 +16,7 @@ from dlperf.cli.inputs import (
     warn_of_threads,
 )
 from dlperf.cli.options import (
+    ACCELERATOR,
     MODEL,
     TARGET,
     Command,
@@ -44,10 +45,14 @@ def measure(args: Namespace) -> Answer:
     warn_of_threads(threads)
     target = resolve(args, args.target)
     from dlperf.profiler import step_profiler
+    from dlperf.recorder.accelerator import find_accelerator
     from dlperf.report.step_pages import measurement_to_text
 
     measurement = step_profiler.measure_target(
-        target, seconds=args.seconds, with_trace=not args.no_trace
+        target,
+        seconds=args.seconds,
+        with_trace=not args.no_trace,
+        device=None if args.device is None else find_accelerator(args.device),
     )
     if args.memory:
         from dlperf.profiler.peak_memory import measure_peak_memory
@@ -80,6 +85,7 @@ def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> 
         *("--seconds", str(args.seconds)),
         *(("--inference",) if args.inference else ()),
         *(("--input", ",".join(map(str, args.input))) if args.input else ()),
+        *(("--device", args.device) if args.device else ()),
     ]
     with child_process.Child("dlperf", *command) as process:
         out, err = process.communicate()
@@ -111,6 +117,7 @@ COMMAND = Command(
             "--no-trace",
             "leave the trace of the step out of the file; report then asks for the target",
         ),
+        ACCELERATOR,
         output("measurement file to write"),
         *common(),
         *MODEL,

@@ -139,6 +139,11 @@ DEVICE = option(
     metavar="NAME",
     help="a device of the shelf: v100, a100, a100-sxm, h100, mi300x, epyc-7763, xeon-8380",
 )
+ACCELERATOR = option(
+    "--device",
+    metavar="NAME",
+    help="run on this accelerator of the machine: cuda, cuda:1 (default: where the target lies)",
+)
 FORMAT = option(
     "--format",
     type=formats,

@@ -12,6 +12,7 @@ from dlperf.cli.calibration import load_or_make_machine
 from dlperf.cli.inputs import (
     Answer,
     check_ops,
+    load_accelerator,
     predict_and_warn,
     predict_here,
     read_or_record,
@@ -24,6 +25,7 @@ from dlperf.cli.inputs import (
 )
 from dlperf.cli.measurement import measure_apart
 from dlperf.cli.options import (
+    ACCELERATOR,
     FORMAT,
     MODEL,
     TARGET_HELP,
@@ -37,7 +39,7 @@ from dlperf.cli.options import (
 from dlperf.core.argument_types import names, seconds
 from dlperf.core.errors import DlperfError, refuse
 from dlperf.core.files import schema_of
-from dlperf.core.streams import log
+from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
@@ -49,8 +51,12 @@ if TYPE_CHECKING:
 
 def check(args: Namespace) -> Problems:
     """Options that exclude one another."""
+    unused = "--device is where the step is measured now; --measured has been: leave one out"
     several = f"--measured {args.measured} is of one target, not of {len(args.targets)}; name one"
-    return ((args.measured is not None and len(args.targets) > 1, several),)
+    return (
+        (args.measured is not None and len(args.targets) > 1, several),
+        (args.measured is not None and args.device is not None, unused),
+    )
 
 
 def report(args: Namespace) -> Answer:
@@ -91,6 +97,8 @@ def _measure(
 ) -> tuple[list[Prediction], Measurement]:
     """The predictions of a target, and its measurement of this moment."""
     refuse_trace(spec, "measure")
+    if args.device is not None:
+        return _measure_on(args.device, args, spec, batch_size)
     recorded = read_or_record(args, spec, batch_size)  # first: an unusable target shows at once
     machine = load_or_make_machine(args, use_threads(None))
     threads = threads_for(args, machine)
@@ -99,6 +107,23 @@ def _measure(
         f"measuring {spec} at batch size {recorded.batch_size}, {threads} thread(s), in a process"
         " of its own"
     )
+    return predictions, measure_apart(args, spec, recorded.batch_size, threads)
+
+
+def _measure_on(
+    device: str, args: Namespace, spec: str, batch_size: int | None
+) -> tuple[list[Prediction], Measurement]:
+    """The same on an accelerator of this machine."""
+    from dlperf.recorder.accelerator import device_clock, find_accelerator
+
+    name = device_clock(find_accelerator(device)).name
+    machine = load_accelerator(args, device)
+    if machine.cpu.model != name:
+        warn(f"{machine.path} is of {machine.cpu.model}, --device {device} is {name}")
+    recorded = read_or_record(args, spec, batch_size, machine)
+    threads = threads_for(args, machine)
+    predictions = _predict_all(args, recorded, machine, threads)
+    log(f"measuring {spec} at batch size {recorded.batch_size} on {name}, in a process of its own")
     return predictions, measure_apart(args, spec, recorded.batch_size, threads)
 
 
@@ -120,7 +145,10 @@ def _read(args: Namespace, spec: str, file: str) -> tuple[list[Prediction], Meas
             f"{file}: contains no trace of its step, and its target is not run; name it yourself:"
             f" dlperf report TARGET --measured {file}"
         )
-    machine = load_or_make_machine(args, measurement.threads)
+    if measurement.device_memory is not None:
+        machine = load_accelerator(args, "cuda")
+    else:
+        machine = load_or_make_machine(args, measurement.threads)
     return _predict_all(args, recorded, machine, measurement.threads), measurement
 
 
@@ -229,6 +257,7 @@ COMMAND = Command(
             metavar="S",
             help="how long to time the step (4)",
         ),
+        ACCELERATOR,
         FORMAT,
         output("folder to write the reports and plots to", "DIR"),
         TIMELINE,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlperf.core.conversion import PositiveSamplesRecord, SamplesRecord
+from dlperf.core.device_clock import DeviceClock
 from dlperf.core.errors import DlperfError
 
 try:
@@ -41,12 +42,12 @@ class Clock:
 
     `switches` counts disturbances: an interval in which it grows is disturbed. `back_off` runs
     after a disturbed sample and may wait. After `until` samples are repeated only as often as is
-    necessary.
+    necessary. With a `device` its events time what it computes.
     """
 
     now: Callable[[], float] = time.perf_counter
     switches: Callable[[], int] = involuntary_switches
-    synchronize: Callable[[], None] | None = None
+    device: DeviceClock | None = None
     back_off: Callable[[], object] | None = None
     until: float = math.inf
 
@@ -346,11 +347,11 @@ class Sampler:
     def _time(self, n_calls: int) -> float:
         """Seconds of a given number of calls."""
         call, clock = self._call, self._clock
+        if clock.device is not None:
+            return clock.device.time(call, n_calls)
         begin = clock.now()
         for _ in range(n_calls):
             call()
-        if clock.synchronize is not None:
-            clock.synchronize()
         return clock.now() - begin
 
     def warm_up(self) -> None:
@@ -384,7 +385,7 @@ class Sampler:
         # A device is waited for once a sample, so that its queue does not run dry in between.
         n_parts = (
             1
-            if self._clock.synchronize is not None
+            if self._clock.device is not None
             else max(1, min(self.n_calls, round(self.repeats.sample_s / PART_S)))
         )
         part = math.ceil(self.n_calls / n_parts)

@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from dlperf.core.conversion import Name, Seconds, Text
 
+UNMEASURED = "data sheet"
+"""The mode of a machine of which nothing was measured here; others are a calibration's."""
 Rate = Annotated[float, Meta(gt=0, le=1e24)]
 RateOrNone = Annotated[float, Meta(ge=0, le=1e24)]
 Capability = Annotated[float, Meta(ge=0, le=1000)]

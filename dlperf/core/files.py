@@ -288,6 +288,16 @@ def default_path() -> Path:
     return base / "dlperf" / "machine.json"
 
 
+def device_path(device: str) -> Path:
+    """The file of an accelerator of this machine, such as ``cuda``: next to the machine's own.
+
+    >>> device_path("cuda:1").name
+    'cuda-1.json'
+    """
+    name = "".join(sign if sign.isalnum() else "-" for sign in device.removesuffix(":0"))
+    return default_path().with_name(f"{name}.json")
+
+
 def find_path(path: str | Path | None = None) -> Path:
     """The machine file that was named, else this machine's.
 

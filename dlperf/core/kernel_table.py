@@ -181,6 +181,16 @@ _OWN = {"elementwise": {"shape"}, "conv2d": {"c_in", "c_out", "kh", "kw"}, "gemm
 """Columns by which a table is known."""
 
 
+def row_of(family: str, cells: Mapping[str, str], seconds: float) -> TableRow:
+    """A row of a table of a family, by its cells.
+
+    >>> row_of("gemm", {"m": "2", "n": "3", "k": "4"}, 1e-6).op.outputs[0].shape
+    (2, 3)
+    """
+    name, op = FAMILIES[family][2](_Row("", 0, cells))
+    return TableRow(name, op, seconds)
+
+
 def _read(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The header, and the cells of each further line with its number."""
     if os.path.isdir(path):

@@ -20,6 +20,7 @@ from dlperf.core.conversion import (
     convert,
     refuse,
 )
+from dlperf.core.device_clock import DevicePeaks
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.records.measurement import MeasurementRecord
@@ -77,7 +78,8 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
     (:func:`dlperf.profiler.peak_memory.measure_peak_memory`), None where it was not asked for.
     `trace` is the recorded step, so that a prediction needs no code; None where it was not
     recorded. `ops` are the times of operators, of a profile of torch.profiler alone. `states` are
-    readings of the machine's state right before and right after the measurement.
+    readings of the machine's state right before and right after the measurement. `device_memory`
+    is that of a step on an accelerator, which is then the `machine`.
     """
 
     target: str
@@ -95,6 +97,7 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
     trace: Trace | None = None
     ops: tuple[OpTimes, ...] = ()
     states: tuple[Reading, ...] = ()
+    device_memory: DevicePeaks | None = None
 
     def __post_init__(self) -> None:
         if "total" not in self.step:
@@ -176,6 +179,7 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
                 {"op": o.op, "phase": o.phase, "n_calls": o.n_calls, "times": _to_json(o.times)}
                 for o in self.ops
             ],
+            **({} if self.device_memory is None else {"device_memory": vars(self.device_memory)}),
         }
 
     @classmethod
@@ -216,6 +220,7 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
             peak_memory_bytes=record.peak_memory_bytes,
             trace=trace,
             states=record.states,
+            device_memory=record.device_memory,
             ops=tuple(
                 OpTimes(o.op, o.phase, o.n_calls, samples_from_record(o.times)) for o in record.ops
             ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 
-from dlperf.core.data_sheet import DataSheet
+from dlperf.core.data_sheet import UNMEASURED, DataSheet
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.machine_entries import Cpu
@@ -209,5 +209,5 @@ def nearest(name: str) -> str | None:
 def data_sheet_machine(cpu: Cpu, sheet: DataSheet) -> Machine:
     """A machine that is known by its data sheet alone."""
     return Machine(
-        cpu, mode="data sheet", complete=True, versions={"dlperf": VERSION}, data_sheet=sheet
+        cpu, mode=UNMEASURED, complete=True, versions={"dlperf": VERSION}, data_sheet=sheet
     )

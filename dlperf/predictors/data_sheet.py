@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlperf.core.data_sheet import UNMEASURED
 from dlperf.core.errors import DlperfError
 from dlperf.core.items import Shares
 from dlperf.core.machine import Machine
@@ -196,9 +197,13 @@ def _interval(
 def _notes(machine: Machine, priced: Sequence[_Priced]) -> tuple[str, ...]:
     sheet, kernels = sheet_of(machine), [one for one in priced if one.seconds]
     n_known = sum(one.kernel is not None or one.source == "measured" for one in kernels)
-    what = "imported kernels and the data sheet" if n_known else "the data sheet"
-    known = f"{n_known:,} of {len(kernels):,} kernels stand on imported ones"
-    notes = [f"predicted from {what} of {machine.cpu.model}, not from a calibration: {known}"]
+    known, model = f"{n_known:,} of {len(kernels):,} kernels stand on", machine.cpu.model
+    if machine.mode == UNMEASURED:
+        what = "imported kernels and the data sheet" if n_known else "the data sheet"
+        first = f"predicted from {what} of {model}, not from a calibration: {known} imported ones"
+    else:
+        first = f"{known} those timed on {model}, the others on its roofs"
+    notes = [first]
     if sheet.kind == "processor":
         notes.append(
             "the host is not priced: Python and dispatch take their time between all kernels, so"

@@ -152,12 +152,14 @@ def _depth_of(frames: list[tuple[bool, int, int]], key: int) -> int | None:
 
 def overhead_factors(
     pairs: Sequence[tuple[Mapping[str, float], StepTimes]],
+    least: float = 1.0,
 ) -> tuple[float, float]:
-    """The hooks' overhead in this step over their calibrated one: forward, backward; 1 to 2.
+    """The hooks' overhead in this step over their calibrated one: forward, backward; `least` to 2.
 
     The calibration runs with warm caches; after a large kernel the hooks' code is cold. A pair is
     the seconds by phase of an uninstrumented step and the instrumented step beside it; their
-    difference is the overhead. Where noise hides it, the factor is 1.
+    difference is the overhead. Where noise hides it, the factor is `least`: 1, but 0 on a device,
+    which may compute while the host runs the hooks.
     """
 
     def factor(name: str) -> float:
@@ -170,7 +172,7 @@ def overhead_factors(
         if overhead_s <= 0:
             return 1.0
         extra_s = median(sum(times.seconds.values()) - plain_s for plain_s, times in found)
-        return min(_MOST_COLD, max(1.0, extra_s / overhead_s))
+        return min(_MOST_COLD, max(least, extra_s / overhead_s))
 
     return factor("forward"), factor("backward")
 

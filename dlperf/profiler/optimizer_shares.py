@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from dlperf.core.clock import Clock, undisturbed
+from dlperf.core.device_clock import seconds_of, stamper
 from dlperf.profiler.layer_times import OUTSIDE
 from dlperf.recorder.tensors import parameters_in
 
@@ -119,9 +120,10 @@ def shares_by_timing(
 
 
 def _time_step(optimizer: Any, clock: Clock) -> tuple[float, bool]:
-    before, begin = clock.switches(), clock.now()
+    now = stamper(clock)
+    before, begin = clock.switches(), now()
     optimizer.step()
-    end = clock.now()
+    begin, end = seconds_of(clock, (begin, now()))
     return end - begin, clock.switches() != before
 
 

@@ -10,9 +10,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlperf.core import child_process
 from dlperf.core.errors import DlperfError
+
+if TYPE_CHECKING:
+    import torch
+
+    from dlperf.core.device_clock import DevicePeaks
+    from dlperf.recorder.targets import Target
 
 N_STEPS = 3
 _STATUS = Path("/proc/self/status")
@@ -48,6 +55,29 @@ def measure_peak_memory(
         return int(process.answer(job, process=name))
 
 
+def measure_device_memory(target: Target, device: torch.device) -> DevicePeaks:
+    """Peak of what torch's allocator has for a target on a device: building it, and N_STEPS of its
+    steps, in this process. Nothing else may lie on the device.
+    """
+    from dlperf.recorder.accelerator import device_clock
+
+    clock = device_clock(device)
+    clock.module.reset_peak_memory_stats(device)
+    _build_and_step(target)
+    clock.module.synchronize(device)
+    return clock.peaks()
+
+
+def _build_and_step(target: Target) -> None:
+    import torch
+
+    built = target.build()
+    built.model.train(not target.inference)
+    with torch.set_grad_enabled(not target.inference):
+        for _ in range(N_STEPS):
+            built.step()
+
+
 def _peak_memory(
     spec: str,
     batch_size: int,
@@ -75,11 +105,7 @@ def _peak_memory(
     with contextlib.suppress(OSError):  # a container may not allow the reset of VmHWM
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         peak_before = _field_bytes("VmHWM")
-    built = target.build()
-    built.model.train(not inference)
-    with torch.set_grad_enabled(not inference):
-        for _ in range(N_STEPS):
-            built.step()
+    _build_and_step(target)
     peak = _field_bytes("VmHWM")
     return peak - before if peak > peak_before else 0
 

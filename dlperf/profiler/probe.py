@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dlperf.core.clock import Clock
+from dlperf.core.device_clock import seconds_of, stamper
 from dlperf.core.patching import wrap_attribute
 from dlperf.profiler.layer_times import (
     END,
@@ -66,7 +67,7 @@ class LayerProbe:
         self.names = [(name, type(module).__name__) for module, name in self._layers.items()]
         self.overhead = overhead
         self._index = {id(module): index for index, module in enumerate(self._layers)}
-        self._clock = clock
+        self._clock, self._now = clock, stamper(clock)
         self._thread = threading.get_ident()
         # not emptied between steps: its growth would move the heap under the step
         self._events: list[Event] = []
@@ -85,7 +86,7 @@ class LayerProbe:
 
     def attach(self) -> None:
         """Set the hooks."""
-        append, now, index = self._events.append, self._clock.now, self._index
+        append, now, index = self._events.append, self._now, self._index
         thread, own = threading.get_ident, self._thread
 
         def noting(kind: int) -> Callable[..., None]:
@@ -110,7 +111,7 @@ class LayerProbe:
         """The real backward with a prehook on each of its nodes; setting them is not timed."""
         if threading.get_ident() != self._thread:
             return original(tensors, *args, **kwargs)
-        events, now, switches = self._events, self._clock.now, self._clock.switches
+        events, now, switches = self._events, self._now, self._clock.switches
         events.append((PAUSE, now(), 0, switches()))
         roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         handles = [
@@ -149,18 +150,25 @@ class LayerProbe:
             self._events.pop()
             self._first = min(self._first, len(self._events))
         switches = self._clock.switches()
-        self._events.append((START, self._clock.now(), 0, switches))
+        self._events.append((START, self._now(), 0, switches))
         if inside is not None:
             own = self._index[id(inside)]
-            self._events.append((ENTER, self._clock.now(), own, sequence_number()))
+            self._events.append((ENTER, self._now(), own, sequence_number()))
 
     def stop(self) -> None:
         """End the backward (the forward, without one); what follows belongs to no layer."""
-        self._events.append((PAUSE, self._clock.now(), 0, self._clock.switches()))
+        self._events.append((PAUSE, self._now(), 0, self._clock.switches()))
 
     def finish(self) -> StepTimes:
         """The layers' times of the step, after :meth:`stop`."""
-        return attribute(self._events[self._first :], self.overhead)
+        events = self._events[self._first :]
+        if self._clock.device is not None:
+            del self._events[self._first :]  # their moments belong to the device's clock again
+            moments = seconds_of(self._clock, [event[1] for event in events])
+            events = [
+                (kind, at, key, number) for (kind, _, key, number), at in zip(events, moments)
+            ]
+        return attribute(events, self.overhead)
 
 
 def _reached(
@@ -173,14 +181,16 @@ def measure_hook_overhead(
     clock: Clock = Clock(), n_calls: int = 1500, n_backwards: int = 15
 ) -> HookOverhead:
     """The hooks' overhead, on an empty module and on a chain of 200 tiny additions."""
-    one, empty = torch.zeros(1), nn.Identity()
+    device, now = None if clock.device is None else clock.device.device, stamper(clock)
+    one, empty = torch.zeros(1, device=device), nn.Identity()
     probe = LayerProbe(empty, clock)
 
     def call_s() -> float:
-        begin = clock.now()
+        begin = now()
         for _ in range(100):
             empty(one)
-        return (clock.now() - begin) / 100
+        begin, end = seconds_of(clock, (begin, now()))
+        return (end - begin) / 100
 
     plain, hooked, inside = [], [], []
     for _ in range(n_calls // 100):
@@ -188,21 +198,22 @@ def measure_hook_overhead(
         probe.attach()
         hooked.append(call_s())
         probe.detach()
-        stamps = [event[1] for event in probe._events]
+        stamps = seconds_of(clock, [event[1] for event in probe._events])
         inside += [leave - enter for enter, leave in zip(stamps[::2], stamps[1::2])]
         probe._events.clear()
     reached: list[Event] = []
-    hook = _reached(reached.append, clock.now, 0)
+    hook = _reached(reached.append, now, 0)
 
     def backward_s(with_hooks: bool) -> float:
-        y = torch.zeros(1, requires_grad=True)
+        y = torch.zeros(1, device=device, requires_grad=True)
         for _ in range(200):
             y = y + 1.0
             if with_hooks:
                 y.grad_fn.register_prehook(hook)  # type: ignore[union-attr]
-        begin = clock.now()
+        begin = now()
         torch.autograd.backward(y)
-        return clock.now() - begin
+        begin, end = seconds_of(clock, (begin, now()))
+        return end - begin
 
     with torch.enable_grad():
         pairs = [(backward_s(False), backward_s(True)) for _ in range(n_backwards)]

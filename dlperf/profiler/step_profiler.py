@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from dlperf.core import host
 from dlperf.core.clock import SLOW, Clock, CoreSpeed, minor_faults, undisturbed
+from dlperf.core.device_clock import seconds_of, stamper
 from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type, one_line
 from dlperf.core.host import usual_threads_of_file
 from dlperf.core.machine import default_path
@@ -41,8 +42,11 @@ from dlperf.profiler.optimizer_shares import (
     shares_by_bytes,
     shares_by_timing,
 )
+from dlperf.profiler.peak_memory import measure_device_memory
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
 from dlperf.profiler.snapshot import Snapshot
+from dlperf.recorder.accelerator import accelerator_of, device_clock
+from dlperf.recorder.device_defaults import with_device_defaults
 from dlperf.recorder.isolation import without_garbage_collection
 from dlperf.recorder.targets import (
     Built,
@@ -53,6 +57,7 @@ from dlperf.recorder.targets import (
     default_optimizer,
     first_batch_size,
     mean_of_output,
+    step_tensors,
 )
 from dlperf.recorder.tensors import tensors_of
 
@@ -67,15 +72,19 @@ _SETTLE_S = 0.5
 _SAME_FAULTS = 0.1
 """Page faults per step of two passes, alike within this fraction of the larger number."""
 _APART_FRAC = 0.15
+_HOST_BOUND = "the device waits for the host, which the hooks slow down"
 
 
 @dataclass(frozen=True)
 class _TimedStep:
-    """One step: seconds by phase, page faults, and whether the core was lost."""
+    """One step: seconds by phase, page faults, whether the core was lost; on a device, seconds of
+    the host until it had ended.
+    """
 
     seconds: Mapping[str, float]
     faults: int
     disturbed: bool
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,10 +98,12 @@ class _Stepper:
 
     def step(self, probe: LayerProbe | None = None) -> _TimedStep:
         """A step with time stamps between its phases; forward and backward run under the hooks of
-        a probe.
+        a probe. A device is waited for at the end alone.
         """
-        built, now, switches = self.built, self.clock.now, self.clock.switches
+        built, clock = self.built, self.clock
+        now, switches = stamper(clock), clock.switches
         optimizer: Any = built.optimizer
+        begin_s = 0.0 if clock.device is None else clock.now()
         faults, before = minor_faults(), switches()
         stamps = [now()]
         if built.loss is not None:
@@ -112,10 +123,12 @@ class _Stepper:
         if built.loss is not None:
             optimizer.step()
         stamps.append(now())
+        stamps = list(seconds_of(clock, stamps))
+        host_s = 0.0 if clock.device is None else clock.now() - begin_s
         phases = ("forward",) if built.loss is None else PHASES
         seconds = {name: end - begin for name, begin, end in zip(phases, stamps, stamps[1:])}
         seconds["total"] = stamps[-1] - stamps[0]
-        return _TimedStep(seconds, minor_faults() - faults, switches() != before)
+        return _TimedStep(seconds, minor_faults() - faults, switches() != before, host_s)
 
     def warm_up(self, seconds: float) -> None:
         """First steps, which make gradients and optimizer state. Raises as :func:`check_loss`."""
@@ -180,6 +193,10 @@ def measure(
     takes with this machine's file, torch's own without a file. Parameters, buffers, gradients,
     optimizer state, random states, flags, attributes and the thread count are restored.
 
+    A model on an accelerator is timed by events of its device, and each step begins on an idle one;
+    `threads` are then 1 by default.
+    ``host_s`` of the noise is the host's time from a step's begin to its end on the device.
+
     Raises DlperfError for an argument of another type, where there is nothing to train or the loss
     is no scalar, WorkFailed where the model raises.
     """
@@ -192,6 +209,9 @@ def measure(
     _check_measurable(name, given, inference)
     batch_size = first_batch_size(given.inputs) if batch_size is None else batch_size
     check_count("batch_size", batch_size)
+    if (device := accelerator_of(name, step_tensors(given))) is not None:
+        clock = replace(clock, device=device_clock(device))
+        threads = 1 if threads is None else threads
     threads = usual_threads_of_file(default_path()) if threads is None else threads
     check_count("threads", threads)
     snapshot = Snapshot(model, optimizer, loss, inputs)
@@ -266,9 +286,15 @@ def _with_trace(found: Measurement, built: Built) -> Measurement:
 
 
 def measure_target(
-    target: Target, *, seconds: float = 4.0, with_layers: bool = True, with_trace: bool = False
+    target: Target,
+    *,
+    seconds: float = 4.0,
+    with_layers: bool = True,
+    with_trace: bool = False,
+    device: torch.device | None = None,
 ) -> Measurement:
-    """Build a target on real tensors and measure it; see :func:`measure`.
+    """Build a target on real tensors, of an accelerator with a `device`, and measure it; see
+    :func:`measure`. The trace is then recorded as for a prediction for a device.
 
     The core speed (:class:`dlperf.core.clock.CoreSpeed`) is sampled around every step. A slow core
     gives a note; steps on it count like all others, since a training there meets it, too. The
@@ -283,7 +309,9 @@ def measure_target(
         speed.sample()
         return speed.switches()
 
-    built = target.build()
+    placed = target if device is None else target.on(device)
+    peaks = None if device is None else measure_device_memory(placed, device)
+    built = placed.build()
     before = probe.read()
     found = measure(
         built.model,
@@ -299,7 +327,7 @@ def measure_target(
         clock=Clock(speed.now, switches),
         threads=torch.get_num_threads(),
     )
-    found = replace(found, states=(before, probe.read()))
+    found = replace(found, states=(before, probe.read()), device_memory=peaks)
     slowdown = speed.mean_s / speed.best_s
     note = (
         f"the core took {slowdown:.2f} times its best for a fixed piece of work, on average: others"
@@ -307,6 +335,8 @@ def measure_target(
     )
     notes = (*found.notes, note) if slowdown > SLOW else found.notes
     found = replace(found, noise={**found.noise, "core_slowdown": slowdown}, notes=notes)
+    if device is not None and with_trace:
+        built = target.changed(with_device_defaults).build()
     return _with_trace(found, built) if with_trace else found
 
 
@@ -324,6 +354,9 @@ def _measure(stepper: _Stepper, seconds: float, batch_size: int, with_layers: bo
         "page_faults_per_step": float(median(step.faults for step in timed)),
         "spread_frac": phases["total"].spread_frac,
     }
+    clock = stepper.clock.device
+    if clock is not None:
+        noise["host_s"] = median(step.host_s for step in timed)
     found = Measurement(
         target=stepper.name,
         batch_size=batch_size,
@@ -333,7 +366,7 @@ def _measure(stepper: _Stepper, seconds: float, batch_size: int, with_layers: bo
         inference=stepper.built.loss is None,
         noise=noise,
         versions=host.versions(),
-        machine=host.this_cpu().model,
+        machine=host.this_cpu().model if clock is None else clock.name,
     )
     return _with_layers(found, stepper, timed, seconds) if with_layers else found
 
@@ -359,7 +392,8 @@ def _with_layers(
         pair()
         pairs = stepper.repeat(pair, 0.35 * seconds, 6)
     layered = [times for _, times in pairs]
-    factors = overhead_factors([(plain.seconds, times) for plain, times in pairs])
+    least = 1.0 if clock.device is None else 0.0
+    factors = overhead_factors([(plain.seconds, times) for plain, times in pairs], least)
     shares = _optimizer_shares(stepper, 0.05 * seconds)
     again = [
         (step.seconds["total"], step.disturbed) for step in stepper.plain_steps(0.18 * seconds, 4)
@@ -386,7 +420,11 @@ def _with_layers(
             f"the machine was busy: {n_disturbed} of {len(timed)} steps lost their core to others"
         )
     if (note := sum_note(noise["layer_sum_frac"])) is not None:
-        why = _why_apart(layered_faults, found.noise["page_faults_per_step"])
+        why = (
+            _HOST_BOUND
+            if clock.device is not None
+            else _why_apart(layered_faults, found.noise["page_faults_per_step"])
+        )
         notes.append(f"{note}: {why}")
     return replace(found, layers=rows, repeat=undisturbed(again), noise=noise, notes=tuple(notes))
 

@@ -20,6 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
+from dlperf.recorder.accelerator import save_device_random_states
 from dlperf.recorder.tensors import storage_key, tensors_of
 
 
@@ -162,6 +163,7 @@ def save_random_states() -> Callable[[], None]:
     """Save the random states of torch, numpy and Python; the result restores them."""
     undo = contextlib.ExitStack()
     undo.callback(torch.set_rng_state, torch.get_rng_state())
+    undo.callback(save_device_random_states())
     undo.callback(random.setstate, random.getstate())
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

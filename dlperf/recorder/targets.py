@@ -17,17 +17,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from dlperf.core.errors import DlperfError, WorkFailed, describe
 from dlperf.core.files import schema_of
+from dlperf.recorder.accelerator import CPU_ONLY, accelerator_of
 from dlperf.recorder.target_lookup import find_object
 from dlperf.recorder.tensors import parameters_in, tensors_of
-
-CPU_DEVICES = ("cpu", "meta")
-CPU_ONLY = (
-    "dlperf records, measures and predicts steps on the CPU, none on an accelerator; "
-    "leave the model and its inputs on the CPU (recording allocates no memory there)"
-)
 
 _NO_CUDA = ("compiled with cuda", "support for cuda", "no cuda gpus", "nvidia driver")
 """Parts of torch's errors for a builder that asks for a GPU where there is none."""
@@ -98,6 +94,17 @@ class Target:
     def at(self, batch_size: int) -> Target:
         """The same target, changes included, at another batch size."""
         return replace(self, batch_size=batch_size)
+
+    def on(self, device: torch.device) -> Target:
+        """The same target on an accelerator: its builder runs with that as torch's default device,
+        and what it makes elsewhere is moved there.
+        """
+
+        def make(batch_size: int) -> Any:
+            with device:
+                return self._make(batch_size)
+
+        return replace(self, _make=make, _changes=(*self._changes, _moved_to(device)))
 
     def changed(self, change: Callable[[Built], Built]) -> Target:
         """The same target with one more `change`, applied to what it builds."""
@@ -185,6 +192,21 @@ def resolve(
     return Target(spec, batch_size, inference, found)
 
 
+def _moved_to(device: torch.device) -> Callable[[Built], Built]:
+    def move(built: Built) -> Built:
+        def moved(leaf: Any) -> Any:
+            return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
+
+        return replace(built, model=built.model.to(device), inputs=tree_map(moved, built.inputs))
+
+    return move
+
+
+def step_tensors(built: Built) -> Iterator[torch.Tensor]:
+    """The model's parameters and buffers, and the inputs."""
+    yield from (*built.model.parameters(), *built.model.buffers(), *tensors_of(built.inputs))
+
+
 def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """SGD(lr=0.01) over all parameters: the optimizer of a target that names none."""
     return torch.optim.SGD(model.parameters(), lr=0.01)
@@ -207,8 +229,8 @@ def first_batch_size(inputs: Any) -> int:
 
 
 def check_built(name: str, built: Built, inference: bool) -> None:
-    """Raise DlperfError where a part of a step has the wrong type or lies on an accelerator, or
-    nothing can be trained.
+    """Raise DlperfError where a part of a step has the wrong type or lies on a device that is not
+    here, or nothing can be trained.
     """
     if not isinstance(built.model, nn.Module):
         raise DlperfError(f"{name}: the model is {_kind(built.model)}; expected an nn.Module")
@@ -219,9 +241,7 @@ def check_built(name: str, built: Built, inference: bool) -> None:
         )
     if isinstance(built.inputs, dict) and not all(isinstance(key, str) for key in built.inputs):
         raise DlperfError(f"{name}: the inputs' keys must be the names of the model's arguments")
-    for tensor in (*built.model.parameters(), *built.model.buffers(), *tensors_of(built.inputs)):
-        if tensor.device.type not in CPU_DEVICES:
-            raise DlperfError(f"{name}: lies on {tensor.device}; {CPU_ONLY}")
+    accelerator_of(name, step_tensors(built))
     if inference:
         return
     if not callable(built.loss):

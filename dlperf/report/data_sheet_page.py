@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from dlperf.core.data_sheet import DataSheet
+from dlperf.core.data_sheet import UNMEASURED, DataSheet
 from dlperf.core.machine import Machine
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
@@ -60,8 +60,11 @@ def data_sheet_page(machine: Machine) -> str:
         Column("source", tuple(_number(cited, sheet.sources.get(name)) for name, _, _ in rows)),
     ]
     where = f"{machine.path}: " if machine.path else ""
+    how = "by its data sheet"
+    if machine.mode != UNMEASURED:
+        how = f"as measured, {machine.mode}" + ("" if machine.complete else ", unfinished")
     lines = [
-        f"{where}{printable(cpu.model)}, {sheet.kind} by its data sheet",
+        f"{where}{printable(cpu.model)}, {sheet.kind} {how}",
         *(["contractions in float32 use tf32"] if sheet.tf32 else []),
         "",
         format_table(columns, None),

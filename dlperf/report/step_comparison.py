@@ -322,6 +322,7 @@ def report_to_json(report: StepComparison) -> dict[str, Any]:
     know. The hierarchical roofline is that of the first prediction's trace and machine.
     """
     measurement, first = report.measurement, report.predictions[0]
+    device = measurement.device_memory
     data = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -343,6 +344,7 @@ def report_to_json(report: StepComparison) -> dict[str, Any]:
             },
             "repeatability_frac": measurement.repeatability_frac,
             "states": [vars(reading) for reading in measurement.states],
+            **({} if device is None else {"device_memory": vars(device)}),
         },
         "state": None if report.state is None else asdict(report.state),
         "predicted": [

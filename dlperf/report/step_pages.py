@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PredictedStep, Step
@@ -123,7 +123,7 @@ def report_page(
     page: list[Block] = [
         Heading(title, 2 if anchor or not is_brief else 1, anchor),
         *([] if state is None else [Paragraph((f"{DURING}: {state.describe()}",))]),
-        Facts(tuple(sentences)),
+        Facts((*sentences, *_memory_sentences(report))),
     ]
     trees = {label: report.layer_tree(label, max_lines) for label in report.predictors}
     for label, lines in list(trees.items())[: 1 if is_brief else None]:
@@ -158,6 +158,20 @@ def report_page(
     if report.remarks:
         page += [*([] if is_brief else [Heading("Remarks")]), Bullets(report.remarks)]
     return [*page, Paragraph(report.provenance, is_small=True)]
+
+
+def _memory_sentences(report: StepComparison) -> Iterator[tuple[str, str]]:
+    """What the device's allocator had, predicted and measured."""
+    peaks, predicted = report.measurement.device_memory, report.predictions[0].device_memory
+    if peaks is None or predicted is None:
+        return
+    for name, predicted_bytes, actual_bytes in (
+        ("allocated", predicted.peak_allocated_bytes, peaks.allocated_bytes),
+        ("reserved", predicted.peak_reserved_bytes, peaks.reserved_bytes),
+    ):
+        error = format_error(predicted_bytes / actual_bytes - 1) if actual_bytes else "-"
+        both = f"predicted {format_bytes(predicted_bytes)}, measured {format_bytes(actual_bytes)}"
+        yield f"device memory, {name}", f"{both}: {error}"
 
 
 def _step_sentence(step: Step, measurement: Measurement, blind: Step | None) -> str:
@@ -440,4 +454,10 @@ def measured_facts(measurement: Measurement) -> list[tuple[str, str]]:
     if (peak_bytes := measurement.peak_memory_bytes) is not None:
         remark = "the most that three steps of a fresh process add"
         facts.append(("peak memory", format_bytes(peak_bytes), remark))
+    if (host_s := measurement.noise.get("host_s")) is not None:
+        remark = "the host's time from a step's begin to its end on the device"
+        facts.append(("host", format_seconds(host_s), remark))
+    if (peaks := measurement.device_memory) is not None:
+        remark = f"allocated at the peak; {format_bytes(peaks.reserved_bytes)} reserved"
+        facts.append(("device memory", format_bytes(peaks.allocated_bytes), remark))
     return [(name, f"{value:>8}   ({remark})") for name, value, remark in facts]

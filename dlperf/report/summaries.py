@@ -6,6 +6,7 @@ from collections import Counter
 from functools import singledispatch
 
 from dlperf.core.cluster import Cluster, Link
+from dlperf.core.data_sheet import UNMEASURED
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
@@ -105,7 +106,7 @@ def _(machine: Machine) -> list[Block]:
 
 
 def _state(machine: Machine) -> str:
-    if machine.data_sheet is not None:
+    if machine.data_sheet is not None and machine.mode == UNMEASURED:
         return f"{machine.data_sheet.kind} by its data sheet"
     return f"{machine.mode} calibration, {'complete' if machine.complete else 'incomplete'}"
 

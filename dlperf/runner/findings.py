@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from dlperf.core import host
-from dlperf.core.clock import undisturbed
+from dlperf.core.clock import Clock, undisturbed
 from dlperf.core.errors import DlperfError, one_line
+from dlperf.core.files import device_path
 from dlperf.core.measurement import STEP_PHASES, Measurement
 from dlperf.profiler.layer_times import layer_rows, overhead_factors
 from dlperf.profiler.optimizer_shares import (
@@ -33,7 +35,7 @@ from dlperf.runner.core_speed import own_usual_speed
 from dlperf.runner.disturbance import Disturbance, disturbance_of
 from dlperf.runner.step_rate import typical_s
 from dlperf.runner.training_search import is_sharded
-from dlperf.runner.watched_training import FEWEST, WatchedStep
+from dlperf.runner.watched_training import FEWEST, WatchedStep, WatchedTraining
 from dlperf.runner.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -107,8 +109,8 @@ class Findings:
             raise DlperfError(
                 "no training was found: backward ran, and nothing changed a parameter or a gradient"
             )
-        self.machine, self.name = machine, name or watched.root_type
-        self.notes = list(watched.notes)
+        self.name, self.notes = name or watched.root_type, list(watched.notes)
+        self.machine = machine if watched.device is None else self._device_machine(machine, watched)
         self.watched, self.live, self.ranks = watched, live, ranks
         self._log, self._cluster = watcher.epochs, cluster
         self._speed_samples = watcher.speed_samples
@@ -120,6 +122,29 @@ class Findings:
             self.notes.append(TRACED)
         self.notes += [] if ranks is None else ranks.remarks
         self.notes += [] if live is None else live.notes
+
+    def _device_machine(self, machine: Machine | None, watched: WatchedTraining) -> Machine | None:
+        """The machine file of the accelerator that the training ran on; None, and a note, where
+        there is none.
+        """
+        from dlperf.core.machine import Machine
+
+        assert watched.device is not None
+        device = watched.device.device
+        sheet = None if machine is None else machine.data_sheet
+        if sheet is not None and sheet.kind == "accelerator":
+            return machine
+        if os.path.exists(path := device_path(str(device))):
+            try:
+                return Machine.load(path)
+            except DlperfError as error:
+                self.notes.append(f"no prediction: {error}")
+                return None
+        self.notes.append(
+            f"no prediction: the training ran on {watched.device.name}; dlperf calibrate --device"
+            f" {device.type} makes its machine file"
+        )
+        return None
 
     # -- measured ----------------------------------------------------------------------------------
 
@@ -138,7 +163,7 @@ class Findings:
     @cached_property
     def measurement(self) -> Measurement:
         """The watched steps."""
-        watched, n = self.watched, self.n_passes
+        watched, n, device = self.watched, self.n_passes, self.watched.device
         notes = list(self.notes)
         if n > 1:
             seen = statistics.median(step.n_batches for step in watched.plain)
@@ -162,7 +187,8 @@ class Findings:
             },
             notes=tuple(notes),
             versions=host.versions(),
-            machine=host.this_cpu().model,
+            machine=host.this_cpu().model if device is None else device.name,
+            device_memory=watched.device_memory,
         )
         return self._with_layers(found)
 
@@ -171,7 +197,8 @@ class Findings:
         if probe is None or not watched.layered:
             return found
         medians = {name: samples.median for name, samples in found.step.items()}
-        factors = overhead_factors([(medians, times) for times in watched.layered])
+        least = 1.0 if watched.device is None else 0.0
+        factors = overhead_factors([(medians, times) for times in watched.layered], least)
         fractions, optimizer = self._shares.fractions, found.step["optimizer"]
         rows = layer_rows(probe.names, watched.layered, optimizer, fractions, factors)
         rows = tuple(sorted(rows, key=lambda row: row.layer != probe.names[0][0]))
@@ -222,7 +249,7 @@ class Findings:
                 if id(parameter) in only:
                     parameter.grad = torch.zeros_like(parameter)
             seconds = _SHARES_S / len(self.watched.distinct_optimizers)
-            return shares_by_timing(optimizer, owners, seconds=seconds)
+            return shares_by_timing(optimizer, owners, Clock(device=self.watched.device), seconds)
         except Exception:
             return shares_by_bytes(optimizer, owners, only)
         finally:
@@ -234,7 +261,9 @@ class Findings:
         watched = self.watched
         usual = own_usual_speed(self.machine, watched.threads)
         state = self._speed_samples.core_state(watched.speed_samples_s, usual)
-        return disturbance_of(watched.plain, watched.threads, state.slowdown, watched.load)
+        # a step on a device also waits for it, which is no wait for a core
+        threads = watched.threads if watched.device is None else 0
+        return disturbance_of(watched.plain, threads, state.slowdown, watched.load)
 
     # -- predicted ---------------------------------------------------------------------------------
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from dlperf.core.clock import Clock
+from dlperf.core.device_clock import DeviceClock, DevicePeaks
 from dlperf.core.errors import one_line
 from dlperf.core.trace import BY_HAND
 from dlperf.models.buckets import ReducerOptions
 from dlperf.profiler.layer_times import StepTimes
 from dlperf.profiler.probe import LayerProbe
+from dlperf.recorder.accelerator import accelerator_of, device_clock
 from dlperf.recorder.compiled_recording import CompiledRecording, WatchCalls
 from dlperf.recorder.live_recording import OUTSIDE, LiveRecording
 from dlperf.runner.compilation import scalar_of
@@ -58,7 +61,7 @@ class WatchedStep:
     `processor_s`, `queue_wait_s`: see :func:`dlperf.runner.disturbance.core_times_s`.
     `speed_sample_s`: see :class:`dlperf.runner.core_speed.SpeedSamples`; None where the program
     traces itself. `began`: the first call of a model for it. `is_whole`: only interval, loading and
-    the optimizer were timed.
+    the optimizer were timed. `laps`: on a device, the moments at which phases ended.
     """
 
     forward_s: float = 0.0
@@ -78,6 +81,28 @@ class WatchedStep:
     speed_sample_s: float | None = None
     began: float | None = None
     is_whole: bool = False
+    laps: list[tuple[str, Any]] = field(default_factory=list)
+
+    def lap(self, phase: str, clock: Clock) -> None:
+        """A phase ends now; its moment is noted where a device computes."""
+        if clock.device is not None:
+            self.laps.append((phase, clock.device.stamp()))
+
+    def settle(self, device: DeviceClock) -> None:
+        """Replace the host's times of a step on a device by those between its laps."""
+        laps, self.laps = self.laps, []
+        if len(laps) < 2:
+            return
+        moments = device.seconds([moment for _, moment in laps])
+        before_s = self.optimizer_s
+        self.forward_s = self.backward_s = self.optimizer_s = 0.0
+        self.zero_grad_s = self.loading_s = self.outside_s = 0.0
+        for (phase, _), begin, end in zip(laps[1:], moments, moments[1:]):
+            self.add(phase, end - begin)
+        if self.interval_s is not None:
+            self.interval_s = moments[-1]
+        factor = self.optimizer_s / before_s if before_s else 0.0
+        self.by_optimizer = {one: factor * value for one, value in self.by_optimizer.items()}
 
     def add(self, phase: str, seconds: float) -> None:
         """Add to a phase's time."""
@@ -94,6 +119,16 @@ class WatchedStep:
 
 class Models(nn.Module):
     """Several models that are trained together; it is never called."""
+
+
+def clock_on(models: Sequence[nn.Module], clock: Clock) -> Clock:
+    """The clock of a training of models: that of their device, if they lie on an accelerator.
+
+    Raises DlperfError where they lie on several, or on one that torch does not find.
+    """
+    name = " and ".join(type(model).__name__ for model in models)
+    device = accelerator_of(name, (p for model in models for p in model.parameters()))
+    return clock if device is None else replace(clock, device=device_clock(device))
 
 
 def together(models: Sequence[nn.Module]) -> nn.Module:
@@ -120,7 +155,8 @@ class WatchedTraining:
     one period, in their order. `reducer`: the options of the DistributedDataParallel around the
     model. `inputs`, `loss`, `flags` (the modules' training flags): what is needed to record a step
     afterwards, of a compiled model. `with_gradient`: ids of the parameters that have a gradient.
-    `load`: the system's load while the steps were watched.
+    `load`: the system's load while the steps were watched. `device`: the accelerator that they ran
+    on; `device_memory`: what its allocator had at most until they were watched.
     """
 
     roots: tuple[nn.Module, ...]
@@ -140,6 +176,21 @@ class WatchedTraining:
     notes: list[str] = field(default_factory=list)
     is_compiled: bool = False
     load: float | None = None
+    device: DeviceClock | None = None
+    device_memory: DevicePeaks | None = None
+
+    def settle(self) -> Exception | None:
+        """The device's times of the steps, in place of the host's, and its memory until now; the
+        error where they cannot be had.
+        """
+        if self.device is not None and self.device_memory is None:
+            try:
+                for step in (*self.plain, *self.probed):
+                    step.settle(self.device)
+                self.device_memory = self.device.peaks()
+            except Exception as error:
+                return error
+        return None
 
     def __post_init__(self) -> None:
         self.model = together(self.roots)

@@ -26,12 +26,12 @@ from torch.optim.optimizer import (
 from torch.utils import data
 
 from dlperf.core.clock import Clock
+from dlperf.core.errors import DlperfError
 from dlperf.core.patching import wrap_attribute
 from dlperf.profiler.layer_times import HookOverhead
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
 from dlperf.recorder.compiled_recording import CompiledRecording, has_compiled_graph
 from dlperf.recorder.live_recording import OUTSIDE, LiveRecording
-from dlperf.recorder.targets import CPU_DEVICES, CPU_ONLY
 from dlperf.recorder.tensors import parameters_in
 from dlperf.runner.communication_recording import StepMark
 from dlperf.runner.compilation import (
@@ -51,7 +51,7 @@ from dlperf.runner.training_search import (
     TrainingSearch,
     reducer_options,
 )
-from dlperf.runner.watched_training import WatchedStep, WatchedTraining, WatchPlan
+from dlperf.runner.watched_training import WatchedStep, WatchedTraining, WatchPlan, clock_on
 
 if TYPE_CHECKING:
     from dlperf.runner.collectives import CollectiveRecorder
@@ -188,6 +188,8 @@ class Watcher:
         self._undo_all("_undo_search")
         self._undo_all("_undo_hooks")
         self._undo_all("_undo")
+        if self.watched is not None:
+            self.error = self.error or self.watched.settle()
         if self.stage != DONE:
             self.stage = DONE
             self._remove_step_hooks_later()
@@ -261,11 +263,10 @@ class Watcher:
 
     def _begin(self, found: FoundTraining) -> None:
         """Watch the training that was found, from the end of one of its periods on."""
-        for root in found.roots:
-            for parameter in root.parameters():
-                if parameter.device.type not in CPU_DEVICES:
-                    name = type(root).__name__
-                    return self.give_up(f"{name} lies on {parameter.device}; {CPU_ONLY}")
+        try:
+            self.clock = clock_on(found.roots, self.clock)
+        except DlperfError as error:
+            return self.give_up(str(error))
         self._found, self._turn = found, 0
         compiled_note = COMPILED if has_compiled_graph() else NOT_COMPILED
         self.epochs.follow(found.optimizers, self._search.n_backwards)
@@ -276,11 +277,13 @@ class Watcher:
             reducer=reducer_options(found.called[0]),
             notes=[compiled_note] * self._is_compiled + found.notes,
             is_compiled=self._is_compiled,
+            device=self.clock.device,
         )
         self._undo_all("_undo_search")
         self.stage, self._count = WARM, 0
         self._after_pass = OUTSIDE if found.optimizers else "optimizer"
         self._phase, self._since = OUTSIDE, self.clock.now()
+        self._step.lap("", self.clock)
         self._await_root()
         if self._is_compiled and self._compilations.module is self.watched.model:
             undo = self._compilations.watch_call(self._guarded(self.watched.note_call))
@@ -292,6 +295,7 @@ class Watcher:
         """A phase begins; returns the one that it interrupts or follows."""
         now, before = self.clock.now(), self._phase
         self._step.add(before, now - self._since)
+        self._step.lap(before, self.clock)
         self._phase, self._since = phase, now
         if self._recording is not None:
             self._recording.enter(OUTSIDE if phase == "loading" else phase)
@@ -443,6 +447,7 @@ class Watcher:
         now = self.clock.now()
         if optimizer is None:
             self.epochs.count(now)
+        self._step.lap(self._phase, self.clock)
         step, is_plain = self._step, self.stage == PLAIN
         step.disturbed = self.clock.switches() != self._switches
         if self._last_end is not None and not self._spoilt:
@@ -466,6 +471,7 @@ class Watcher:
         self._tell(mark, is_watched=True)
         self._core_times_s = core_times_s()
         self._since = self._last_end = self.clock.now()
+        self._step.lap("", self.clock)
 
     def _tell(self, mark: StepMark, is_watched: bool) -> None:
         if self.recorder is not None:

@@ -220,6 +220,7 @@ def _both(
     while True:
         compute()
         n_calls += 1
+        team.finish_computation()
         if work is None or work.is_completed():
             break
     end = team.now()

@@ -118,7 +118,7 @@ def _one_pass(
 
         def prepare(size: int) -> Callable[[], float]:
             team.watch.begin(f"ping-pong of {size} bytes, {distance}, {len(pairs)} pair(s)")
-            return _ping_pong(team, pairs, size)
+            return _ping_pong(team, group, pairs, size)
 
         for size, share, lists in over_sizes(team, group, SIZES[mode], budget, prepare):
             trips = [max(values) / 2 for values in zip(*lists[::2])]  # of those who lead
@@ -128,7 +128,7 @@ def _one_pass(
                     sends: list[float] = []
                     lists = team.repeat(
                         group,
-                        _train(team, pairs[0], size, n_messages, sends),
+                        _train(team, group, pairs[0], size, n_messages, sends),
                         budget.left_s * share / 4,
                         0.0,
                         most=15,
@@ -173,8 +173,11 @@ def over_sizes(
         yield size, share, lists
 
 
-def _ping_pong(team: Team, pairs: tuple[tuple[int, int], ...], n_bytes: int) -> Callable[[], float]:
+def _ping_pong(
+    team: Team, group: Group, pairs: tuple[tuple[int, int], ...], n_bytes: int
+) -> Callable[[], float]:
     """A round trip in every pair; returns its seconds."""
+    between = team.messages(group)
     message = torch.zeros(n_bytes, dtype=torch.uint8, device=team.device)
     leads, peer = next(
         (team.rank == a, b if team.rank == a else a) for a, b in pairs if team.rank in (a, b)
@@ -183,11 +186,11 @@ def _ping_pong(team: Team, pairs: tuple[tuple[int, int], ...], n_bytes: int) -> 
     def call() -> float:
         begin = team.now()
         if leads:
-            dist.send(message, peer)
-            dist.recv(message, peer)
+            dist.send(message, peer, group=between)
+            dist.recv(message, peer, group=between)
         else:
-            dist.recv(message, peer)
-            dist.send(message, peer)
+            dist.recv(message, peer, group=between)
+            dist.send(message, peer, group=between)
         team.synchronize()
         return team.now() - begin
 
@@ -195,11 +198,17 @@ def _ping_pong(team: Team, pairs: tuple[tuple[int, int], ...], n_bytes: int) -> 
 
 
 def _train(
-    team: Team, pair: tuple[int, int], n_bytes: int, n_messages: int, sends: list[float]
+    team: Team,
+    group: Group,
+    pair: tuple[int, int],
+    n_bytes: int,
+    n_messages: int,
+    sends: list[float],
 ) -> Callable[[], float]:
     """A train of messages and a short answer; returns the seconds, and leaves those of the first
     send's call in `sends`.
     """
+    between = team.messages(group)
     messages = [
         torch.zeros(n_bytes, dtype=torch.uint8, device=team.device) for _ in range(n_messages)
     ]
@@ -209,19 +218,19 @@ def _train(
     def call() -> float:
         begin = team.now()
         if leads:
-            works = [dist.isend(messages[0], peer)]
+            works = [dist.isend(messages[0], peer, group=between)]
             sends.append(team.now() - begin)
-            works += [dist.isend(message, peer) for message in messages[1:]]
+            works += [dist.isend(message, peer, group=between) for message in messages[1:]]
             for work in works:
                 if work is not None:
                     work.wait()
-            dist.recv(answer, peer)
+            dist.recv(answer, peer, group=between)
         else:
-            works = [dist.irecv(message, peer) for message in messages]
+            works = [dist.irecv(message, peer, group=between) for message in messages]
             for work in works:
                 if work is not None:
                     work.wait()
-            dist.send(answer, peer)
+            dist.send(answer, peer, group=between)
         team.synchronize()
         return team.now() - begin
 

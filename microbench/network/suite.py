@@ -103,7 +103,13 @@ def _measure(
         )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     watch.begin("finding the other ranks")
-    team = Team(choose_backend(backend), watch)
+    try:
+        chosen = choose_backend(backend)
+    except DlperfError as error:  # before the ranks meet, so that each node says it once
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            log(f"error: {error}", PROGRAM)
+        return 2
+    team = Team(chosen, watch)
     problem = ""
     if team.rank == 0:
         try:

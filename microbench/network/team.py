@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dlperf.core.cluster import Rank
-from dlperf.core.errors import WorkFailed
+from dlperf.core.errors import DlperfError
 from dlperf.core.rank_program import Watch
 
 MOST_SAMPLES = 50
@@ -95,6 +95,17 @@ class Team:
         """Until the device is done; nothing for gloo, whose calls return when they are."""
         if self.backend == "nccl":
             torch.cuda.synchronize()
+
+    def finish_computation(self) -> None:
+        """Until the device has computed what it was given; its communication may go on."""
+        if self.backend == "nccl":
+            torch.cuda.current_stream().synchronize()
+
+    def messages(self, group: Group) -> Any:
+        """The process group of messages between two of a group: None, gloo's own of everyone, but
+        for nccl, whose messages lie on devices.
+        """
+        return group.data if self.backend == "nccl" else None
 
     def decide(self, group: Group, value: int) -> int:
         """Rank 0's number, for all of the group."""
@@ -203,17 +214,21 @@ def this_system() -> str:
 
 
 def choose_backend(asked: str | None) -> str:
-    """nccl where every local rank has a GPU of its own, else gloo. Raises WorkFailed where nccl was
-    asked for and there is none.
+    """nccl where every local rank has a CUDA device of its own, else gloo.
+
+    Raises DlperfError where nccl was asked for and cannot be had.
     """
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    fits = (
-        torch.cuda.is_available()
-        and dist.is_nccl_available()
-        and torch.cuda.device_count() >= n_local
-    )
-    if asked == "nccl" and not fits:
-        raise WorkFailed(
-            f"nccl needs a GPU for each of the {n_local} ranks of this node; use --backend gloo"
+    n_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    lacking = ""
+    if not n_devices:
+        lacking = "there is no CUDA device (torch.cuda.is_available() is false)"
+    elif not dist.is_nccl_available():
+        lacking = f"torch {torch.__version__} was built without it"
+    elif n_devices < n_local:
+        lacking = (
+            f"it takes a CUDA device a rank: {n_local} ranks of this node, {n_devices} device(s)"
         )
-    return asked or ("nccl" if fits else "gloo")
+    if asked == "nccl" and lacking:
+        raise DlperfError(f"--backend nccl: {lacking}; use --backend gloo, or fewer ranks")
+    return asked or ("gloo" if lacking else "nccl")

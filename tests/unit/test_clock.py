@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up_device import EVENT_S, MadeUpDevice
 
 from dlperf.core.clock import (
     PART_S,
@@ -36,7 +37,7 @@ class Fake:
 
     def __init__(self, cost_s: float, disturb: Sequence[int] = (), first_s: float = 0.0) -> None:
         self.cost_s, self.disturb, self.first_s = cost_s, disturb, first_s
-        self.n_calls = self.n_switches = self.n_synchronised = 0
+        self.n_calls = self.n_switches = 0
         self.time_s = 0.0
 
     def __call__(self) -> None:
@@ -46,14 +47,8 @@ class Fake:
             self.n_switches += 1
             self.time_s += 1.0
 
-    def synchronise(self) -> None:
-        self.n_synchronised += 1
-        self.time_s += 0.5
-
-    def clock(self, synchronise: bool = False) -> Clock:
-        return Clock(
-            lambda: self.time_s, lambda: self.n_switches, self.synchronise if synchronise else None
-        )
+    def clock(self) -> Clock:
+        return Clock(lambda: self.time_s, lambda: self.n_switches)
 
 
 def sample(fake: Fake, repeats: Repeats) -> tuple[Samples, list[int]]:
@@ -113,13 +108,13 @@ def test_a_length_that_is_known_is_not_sought_again() -> None:
 
 
 def test_an_accelerator_is_waited_for_once_a_sample() -> None:
-    fake = Fake(1.0)
-    sampler = Sampler(fake, Repeats(1.0, 1), fake.clock(synchronise=True))
+    device = MadeUpDevice()
+    sampler = Sampler(lambda: None, Repeats(EVENT_S, 1), Clock(device=device.clock()))
     sampler.warm_up()
-    before = fake.n_synchronised
+    before = device.log.count("wait")
     sampler.take()
-    assert fake.n_synchronised == before + 1
-    assert sampler.result().values == (1.5,)
+    assert device.log.count("wait") == before + 1
+    assert sampler.result().values == pytest.approx((EVENT_S,))
 
 
 # -- disturbed samples -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import nn
 import dlperf
 from dlperf import DlperfError, Machine
 from dlperf.core.errors import WorkFailed
-from dlperf.recorder import targets
+from dlperf.recorder import accelerator, targets
 from dlperf.recorder.recording import record_target
 
 NET, INPUTS = nn.Linear(4, 2), (torch.ones(3, 4),)
@@ -150,7 +150,7 @@ def test_a_machine_is_loaded_from_where_the_command_line_finds_it(
 @pytest.fixture
 def _accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the CPU were an accelerator."""
-    monkeypatch.setattr(targets, "CPU_DEVICES", ("meta",))
+    monkeypatch.setattr(accelerator, "CPU_DEVICES", ("meta",))
 
 
 @pytest.mark.usefixtures("_accelerated")
@@ -159,8 +159,8 @@ def test_a_model_on_an_accelerator_is_told_what_dlperf_does(call: Callable[..., 
     with pytest.raises(
         DlperfError,
         match=(
-            "Linear: lies on cpu; dlperf records, measures and predicts steps on the CPU, none on"
-            " an accelerator"
+            "Linear: lies on cpu; dlperf records, measures and predicts steps on the CPU, and on an"
+            " accelerator of this machine"
         ),
     ):
         call(NET, INPUTS)

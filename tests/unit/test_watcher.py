@@ -253,7 +253,7 @@ def test_a_profile_shows_itself() -> None:
 
 def test_a_model_on_an_accelerator_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "dlperf.runner.watcher.CPU_DEVICES", ("meta",)
+        "dlperf.recorder.accelerator.CPU_DEVICES", ("meta",)
     )  # as if the CPU were an accelerator
     model = Net()
     with profile(model, machine()) as watching:
@@ -261,7 +261,7 @@ def test_a_model_on_an_accelerator_is_told_in_one_line(monkeypatch: pytest.Monke
     with pytest.raises(
         DlperfError,
         match=(
-            "no training to watch: Net lies on cpu; dlperf records, measures and predicts steps on"
+            "no training to watch: Net: lies on cpu; dlperf records, measures and predicts steps on"
             " the CPU"
         ),
     ):

@@ -15,6 +15,7 @@ from dlperf.core.conversion import (
     Threads,
     Whole,
 )
+from dlperf.core.device_clock import DevicePeaks
 from dlperf.core.records.trace import TraceRecord
 from dlperf.core.state import Reading
 
@@ -68,3 +69,4 @@ class MeasurementRecord(Struct, gc=False):
     peak_memory_bytes: Whole | None = None  #: Peak resident memory of three steps.
     trace: TraceRecord | None = None  #: The recorded step.
     ops: list[OpTimesRecord] = []  #: Operators, of a profile of torch.profiler.
+    device_memory: DevicePeaks | None = None  #: Memory on an accelerator.
