@@ -34,7 +34,7 @@ def write_out(text: str) -> None:
     """Write `text` and a line end to stdout. Raises OSError, naming stdout, where it is closed or
     refuses.
     """
-    if sys.stdout is None:
+    if _is_out_closed():
         raise OSError(errno.EBADF, "is closed; the answer cannot be written", "stdout")
     try:
         print(text.removesuffix("\n"))
@@ -59,15 +59,19 @@ def warn(line: str) -> None:
 
 
 def flush_out() -> None:
-    """Flush stdout, where there is one."""
-    if sys.stdout is not None:
+    """Flush stdout, where there is one that is open."""
+    if not _is_out_closed():
         sys.stdout.flush()
+
+
+def _is_out_closed() -> bool:
+    return sys.stdout is None or bool(getattr(sys.stdout, "closed", False))
 
 
 @contextlib.contextmanager
 def escaping() -> Iterator[None]:
     r"""Characters that stdout cannot encode are written as ``\xf1`` inside, not refused."""
-    out = sys.stdout
+    out = None if _is_out_closed() else sys.stdout
     if not isinstance(out, io.TextIOWrapper):
         yield
         return

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as module_calls
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dlperf.core.clock import Clock
@@ -177,6 +178,24 @@ def _reached(
     return lambda _gradients: append((REACHED, now(), number, 0))
 
 
+@contextlib.contextmanager
+def _without_global_hooks() -> Iterator[None]:
+    """Modules are called without the program's global hooks, which see its own modules alone."""
+    hooks = [
+        value
+        for name, value in vars(module_calls).items()
+        if name.startswith("_global_") and "hooks" in name and isinstance(value, dict)
+    ]
+    kept = [dict(value) for value in hooks]
+    for value in hooks:
+        value.clear()
+    try:
+        yield
+    finally:
+        for value, before in zip(hooks, kept):
+            value.update(before)
+
+
 def measure_hook_overhead(
     clock: Clock = Clock(), n_calls: int = 1500, n_backwards: int = 15
 ) -> HookOverhead:
@@ -193,14 +212,15 @@ def measure_hook_overhead(
         return (end - begin) / 100
 
     plain, hooked, inside = [], [], []
-    for _ in range(n_calls // 100):
-        plain.append(call_s())
-        probe.attach()
-        hooked.append(call_s())
-        probe.detach()
-        stamps = seconds_of(clock, [event[1] for event in probe._events])
-        inside += [leave - enter for enter, leave in zip(stamps[::2], stamps[1::2])]
-        probe._events.clear()
+    with _without_global_hooks():
+        for _ in range(n_calls // 100):
+            plain.append(call_s())
+            probe.attach()
+            hooked.append(call_s())
+            probe.detach()
+            stamps = seconds_of(clock, [event[1] for event in probe._events])
+            inside += [leave - enter for enter, leave in zip(stamps[::2], stamps[1::2])]
+            probe._events.clear()
     reached: list[Event] = []
     hook = _reached(reached.append, now, 0)
 

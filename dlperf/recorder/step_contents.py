@@ -27,7 +27,9 @@ from dlperf.recorder.tensors import parameters_in, tensors_of
 
 
 class ModuleCalls:
-    """The calls of a model's modules: their order, callers, and the shapes of each first call."""
+    """The calls of a model's modules: their order, callers, and the shapes of each first one in the
+    step's forward passes.
+    """
 
     def __init__(self, model: nn.Module, stack: ModuleStack, recorder: OpRecorder) -> None:
         self._stack, self._recorder = stack, recorder
@@ -63,8 +65,9 @@ class ModuleCalls:
             if name is None:
                 return
             stack.leave(name)
-            if recorder.phase == "forward" and recorder.is_recording:
-                self._callers[name][stack.caller] += 1
+            if recorder.phase != "forward" or not recorder.is_recording:
+                return  # an evaluation between the steps, or a recomputation in the backward
+            self._callers[name][stack.caller] += 1
             shapes = self._shapes.get(name)
             if shapes is None or any(shapes):
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from dlperf.runner.frame_names import Names, called_name
@@ -48,10 +48,10 @@ def counters_of(at: Surroundings, depth: int) -> Iterator[tuple[Counter, ast.If 
     """The counters that end ``at.loops[depth]``, and the statement with the test of each.
 
     A test is the condition of a ``while``, or an ``if`` of the loop's body that breaks; each part
-    of an ``and`` there, of an ``or`` here.
+    of an ``and`` there, of an ``or`` here. An ``if n is not None and step >= n`` is one, too.
     """
     node, inside, around = at.loops[depth], at.loops[:depth], at.loops[depth + 1 :]
-    for test, statement, shifts in _tests(node):
+    for test, statement, shifts in _tests(node, at.names):
         for target, bound, shift in _sides(test, shifts):
             increments = list(_increments(node, inside, target, at.names))
             value, end = at.names.number(target), at.names.number(bound)
@@ -89,7 +89,7 @@ def counters_of(at: Surroundings, depth: int) -> Iterator[tuple[Counter, ast.If 
 
 
 def _tests(
-    node: ast.For | ast.While,
+    node: ast.For | ast.While, names: Names
 ) -> Iterator[tuple[ast.expr, ast.If | ast.While, dict[type[ast.cmpop], int]]]:
     if isinstance(node, ast.While):
         for part in _parts(node.test, ast.And):
@@ -97,11 +97,37 @@ def _tests(
     for statement in node.body:
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Break):
             for part in _parts(statement.test, ast.Or):
-                yield part, statement, _ENDS  # type: ignore[misc]
+                yield _unguarded(part, names), statement, _ENDS  # type: ignore[misc]
 
 
 def _parts(test: ast.expr, of: type[ast.boolop]) -> list[ast.expr]:
     return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, of) else [test]
+
+
+def _unguarded(test: ast.expr, names: Names) -> ast.expr:
+    """The comparison in an ``and`` whose other parts only say that its bound is given; else all."""
+    parts = _parts(test, ast.And)
+    for part in parts:
+        if isinstance(part, ast.Compare):
+            sides = {ast.unparse(part.left), ast.unparse(part.comparators[0])}
+            if all(other is part or _is_given(other, sides, names) for other in parts):
+                return part
+    return test
+
+
+def _is_given(guard: ast.expr, sides: Set[str], names: Names) -> bool:
+    """Whether ``n``, ``n is not None``, ``n > 0`` or ``n != -1`` holds, for a number of `sides`."""
+    if isinstance(guard, ast.Compare) and len(guard.ops) == 1:
+        operand, operator, limit = guard.left, guard.ops[0], guard.comparators[0]
+    else:
+        operand, operator, limit = guard, ast.NotEq(), ast.Constant(0)
+    value, least = names.number(operand), names.number(limit)
+    if value is None or ast.unparse(operand) not in sides:
+        return False
+    if isinstance(operator, ast.IsNot):
+        return isinstance(limit, ast.Constant) and limit.value is None
+    is_above = isinstance(operator, ast.Gt) and least is not None and value > least
+    return is_above or (isinstance(operator, ast.NotEq) and least is not None and value != least)
 
 
 def _sides(

@@ -80,6 +80,7 @@ class EpochLog:
         self.last_step: float | None = None
         self.n_steps = 0
         self.updates_per_step = 1
+        self.n_ahead = 0  # further steps that have begun when one is counted
 
     def install(self) -> None:
         """Set both hooks."""
@@ -119,6 +120,7 @@ class EpochLog:
         :meth:`call_at` set. `n_backwards`: those so far.
         """
         self._last = optimizers[-1] if optimizers else ()
+        self.n_ahead = 0 if optimizers else 1  # the next forward ends an update by hand
         self.updates_per_step = max(1, len(optimizers))
         self._every, self._turn = max(1, sum(one is self._last for one in optimizers)), -1
         n_steps = ((self._n_seen + 1) // len(optimizers) if optimizers else n_backwards) - 1
@@ -139,6 +141,7 @@ class EpochLog:
             self.count(self._clock.now())
             return result
 
+        self.n_ahead = 0
         self._undo.append(wrap_attribute(torch.autograd, "backward", counted))
 
     def call_at(self, at: float, then: Callable[[float], None] | None) -> None:

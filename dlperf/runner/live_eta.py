@@ -17,8 +17,6 @@ from typing import Any
 
 from dlperf.core.clock import Clock
 from dlperf.core.errors import one_line
-from dlperf.core.streams import write_err
-from dlperf.core.text import visible
 from dlperf.core.units import format_seconds
 from dlperf.runner.core_speed import CoreState
 from dlperf.runner.counters import Counter
@@ -39,46 +37,21 @@ from dlperf.runner.loops import (
     running_counters,
     running_lines,
 )
-from dlperf.runner.run_length import BegunPass, RoundLength, SeenLoops, place_in, steps_left
+from dlperf.runner.run_length import (
+    BegunPass,
+    RoundLength,
+    SeenLoops,
+    place_in,
+    rounds_left,
+    steps_left,
+)
+from dlperf.runner.stderr_line import StderrLine
 from dlperf.runner.step_rate import ObservedStep, Rate, StepBlock, pooled_rate, rate_of
 from dlperf.runner.trainers import TrainerLength, trainer_length
 
 _RENEW_S = 1.0
 _LINE_S = 10.0
 _MOST = 64  # blocks and points of history; of more, neighbours are merged
-
-
-class StderrLine:
-    """A line that renews itself on a terminal; elsewhere a few plain ones.
-
-    Its failures (a closed stream) are its caller's.
-    """
-
-    def __init__(self) -> None:
-        self._open = False
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether lines can be renewed."""
-        is_dumb = os.environ.get("TERM", "dumb") == "dumb"
-        return sys.stderr is not None and sys.stderr.isatty() and not is_dumb
-
-    def show(self, text: str) -> None:
-        """Show the present line."""
-        if self.is_terminal:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns
-            sys.stderr.write(f"\r\x1b[K{visible(text)[: max(1, width - 3)]}  ")
-            sys.stderr.flush()
-            self._open = True
-        else:
-            write_err(text)
-
-    def close(self) -> None:
-        """End the line."""
-        if self._open:
-            self._open = False
-            sys.stderr.write("\n")
-            sys.stderr.flush()
 
 
 class LiveEta:
@@ -189,8 +162,8 @@ class LiveEta:
         self._first_seen = self._seen()
 
     def _seen(self) -> SeenLoops:
-        frame = sys._getframe()
-        return SeenLoops(self._log.n_steps, enclosing_loops(frame), running_counters(frame))
+        frame, n_steps = sys._getframe(), self._log.n_steps + self._log.n_ahead
+        return SeenLoops(n_steps, enclosing_loops(frame), running_counters(frame))
 
     # -- the forecast ------------------------------------------------------------------------------
 
@@ -309,12 +282,15 @@ class LiveEta:
     def _count_steps(self, seen: SeenLoops, ends: Sequence[tuple[float, Counter]]) -> None:
         """Without a loader: the number of steps, by the loops around this step.
 
-        They count steps or passes where the innermost is as far as the steps are, or is over a
-        plain list; else rounds of steps.
+        They count steps or passes where they advance as the steps do, or the innermost is as far
+        or over a plain list; else rounds of steps.
         """
         loops, n_steps, passes = seen.loops, seen.n_steps, self._passes
         totals = [n_steps + left for left, counter in ends if not counter.restarts]
-        if loops and loops[0].index + 1 in (n_steps, n_steps * passes):
+        further = rounds_left(self._first_seen or seen, seen, passes)
+        if further is not None:
+            totals.append(n_steps + further)
+        elif loops and loops[0].index + 1 in (n_steps, n_steps * passes):
             totals.append(n_steps / (loops[0].index + 1) * place_in(loops)[1])
         if totals:
             self._steps_of_run = min(totals)

@@ -189,7 +189,7 @@ def _loops_at(path: str, line: int, function: str) -> tuple[ast.AST, list[ast.Fo
 def _loop(at: Surroundings, depth: int) -> RunningLoop | None:
     """The loop, where a range or a counter of its rounds tells its length."""
     node, found = at.loops[depth], list(counters_of(at, depth))
-    known = [test for _, test in found if not isinstance(test.test, ast.BoolOp)]
+    known = [test for _, test in found if not _has_another_end(test)]
     may_end_early = any(_leaves([one for one in node.body if one not in known]))
     if isinstance(node, ast.While) and not isinstance(node.test, ast.Constant):
         may_end_early |= node not in known
@@ -204,6 +204,12 @@ def _loop(at: Surroundings, depth: int) -> RunningLoop | None:
         return None
     first = min(counters, key=lambda counter: counter.left)
     return RunningLoop(first.done, first.done + first.left + 1, may_end_early)
+
+
+def _has_another_end(test: ast.If | ast.While) -> bool:
+    """Whether a part of the test that is no counter's may end the loop, too."""
+    is_and = isinstance(test.test, ast.BoolOp) and isinstance(test.test.op, ast.And)
+    return isinstance(test.test, ast.BoolOp) and not (is_and and isinstance(test, ast.If))
 
 
 def _range(node: ast.expr, names: Names) -> range | None:

@@ -53,12 +53,27 @@ class BegunPass:
         Each round of the loops around `frame` is a step, or one of the `passes` of a step. A loop
         that may end with the loader does not count.
         """
-        n_steps = now.n_steps - before.n_steps
-        n_rounds = place_in(now.loops)[0] - place_in(before.loops)[0]
-        is_counted = n_rounds > 0 and n_rounds in (n_steps, n_steps * passes)
+        is_counted = rounds_left(before, now, passes) is not None
         inner = now.loops[: len(now.loops) - len(self.loops)]
         may_end = self.is_inside(now) and any(loop.may_end_early for loop in inner)
         return is_counted and not may_end and bool(self.lines) and not iterates(frame, self.lines)
+
+
+def rounds_left(before: SeenLoops, now: SeenLoops, passes: int) -> float | None:
+    """The further steps by the loops, where rounds and steps advance alike; else None.
+
+    Each round is a step, or one of the `passes` of a step. Rounds before the first step count not.
+
+    >>> before, now = RunningLoop(65, 400), RunningLoop(82, 400)
+    >>> rounds_left(SeenLoops(2, (before,)), SeenLoops(19, (now,)), passes=1)
+    317.0
+    """
+    n_steps = now.n_steps - before.n_steps
+    index, length = place_in(now.loops)
+    n_rounds = index - place_in(before.loops)[0]
+    if n_rounds > 0 and n_rounds in (n_steps, n_steps * passes):
+        return (length - 1 - index) * n_steps / n_rounds
+    return None
 
 
 def steps_left(before: SeenLoops, now: SeenLoops, passes: int) -> list[tuple[float, Counter]]:

@@ -64,7 +64,8 @@ class Session:
         try:
             import torch
 
-            from dlperf.runner.live_eta import LiveEta, StderrLine
+            from dlperf.runner.live_eta import LiveEta
+            from dlperf.runner.stderr_line import StderrLine
             from dlperf.runner.watched_training import WatchPlan
             from dlperf.runner.watcher import Watcher
 

@@ -269,6 +269,14 @@ def test_exit_status_and_messages(tmp_path: Path, machine: Path, ending: str, st
     )
 
 
+@pytest.mark.process
+def test_a_script_may_close_stdout(tmp_path: Path, machine: Path) -> None:
+    write(tmp_path / "script.py", "import sys\nsys.stdout.close()\n")
+    got = watched(tmp_path, machine, "script.py", torch_loaded=False)
+    assert (got.returncode, got.stderr.count("\n")) == (0, 1), got.stderr
+    assert "never imported torch" in got.stderr
+
+
 LOOP = """
     import sys, os, torch
     from torch import nn
@@ -451,7 +459,7 @@ def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> 
         "live_eta.LiveEta._eta",
         "live_eta.rate_of",
         "live_eta.enclosing_loops",
-        "live_eta.StderrLine.show",
+        "stderr_line.StderrLine.show",
     ],
 )
 def test_a_failing_forecast_stops_neither_script_nor_report(
@@ -459,7 +467,7 @@ def test_a_failing_forecast_stops_neither_script_nor_report(
 ) -> None:
     write(tmp_path / "train.py", TRAIN)
     call = (
-        START + "from dlperf.runner import live_eta\ndef fail(*_): raise"
+        START + "from dlperf.runner import live_eta, stderr_line\ndef fail(*_): raise"
         f" ZeroDivisionError('ours')\n{broken} = fail\nsys.exit(run_script(['train.py'],"
         f" machine_path={str(machine)!r}, json_path='found.json', output='report.txt'))"
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ class Trained(Run):
             return
         if not self.log.n_steps:
             self.log.began = self.now
-            self.log.follow([], 1)  # as soon as a training is found
+            self.log.follow([self], 1)  # as soon as a training is found
         if self.log.n_steps == self.eta_at - 1:
             self.live.begin([ObservedStep(1.0)] * 8, self.passes)
         self.now += 1.0
@@ -51,11 +52,16 @@ class Trained(Run):
         return iter(range(n))
 
 
-def ran(path: Path, source: str, run: Trained, **names: Any) -> Trained:
+RunKind = TypeVar("RunKind", bound=Run)
+
+
+def ran(path: Path, source: str, run: RunKind, **names: Any) -> RunKind:
     """The run of a script, whose functions ``train`` and ``batches`` are those of `run`."""
     path = path / "script.py"
     path.write_text(textwrap.dedent(source), encoding="utf-8")
-    found = {"train": run.train, "batches": run.batches, **names}
+    found = dict(names)
+    if isinstance(run, Trained):
+        found |= {"train": run.train, "batches": run.batches}
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), found)
     assert run.live.error is None
     run.live.finish()
@@ -91,6 +97,20 @@ STEPS = {
             if iter_num > args.steps - 1:
                 break
     """,
+    "a break where a limit is given, as in minGPT": """
+        step = 0
+        while True:
+            train()
+            step += 1
+            if args.steps is not None and step >= args.steps: break
+    """,
+    "a break where the limit is a number above": """
+        step = 0
+        while True:
+            train()
+            step += 1
+            if args.steps > 0 and args.steps != -1 and args.steps and step >= args.steps: break
+    """,
     "a break at the start": """
         step = 0
         while True:
@@ -115,6 +135,11 @@ STEPS = {
         while seen < 8 * args.steps:
             train()
             seen += 8
+    """,
+    "rounds before the first step, as while a replay buffer fills": """
+        for step in range(args.steps + 64):
+            if step < 64: continue
+            train()
     """,
     "a run that goes on": """
         step = args.resumed
@@ -251,6 +276,36 @@ def test_a_counter_of_passes(tmp_path: Path, passes: int) -> None:
     first = ran(tmp_path, source, Trained(passes=passes)).live.first
     assert first is not None
     assert first.steps == 400 / passes
+
+
+def test_a_counter_of_updates_by_hand(tmp_path: Path) -> None:
+    """The next forward ends an update while it is watched, and the backward after that."""
+    run = Run(line=Line())
+    rounds = iter(range(1, 1000))
+
+    def train() -> None:
+        n = next(rounds)
+        if 9 < n <= 20:
+            run.step(1.0)
+        if n == 9:
+            run.log.follow([], n)
+        if n == 20:
+            run.log.count_backwards()
+            run.live.begin([ObservedStep(1.0)] * 8, 1)
+        if n >= 20:
+            run.step(1.0)
+
+    source = """
+        for step in itertools.count(1):
+            train()
+            if step >= 300: break
+    """
+    try:
+        live = ran(tmp_path, source, run, train=train, itertools=itertools).live
+    finally:
+        run.log.remove()
+    assert live.first is not None
+    assert live.first.steps == 300
 
 
 EPOCHS = {
