@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -180,9 +179,9 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     ``first`` is the first operator afterwards, which finds everything cold, ``next`` the second,
     which finds only its own code cold, ``aten.NAME`` the same of an operator with more code than an
     elementwise one. ``operand``: each of a few operands that lie apart. ``module``: a module's call
-    and its Python code without the operator, after one of another type. ``instruction``: each place in Python code that
-    runs after an operator. ``backward`` comes right after its forward and
-    finds the interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a
+    and its Python code without the operator, after one of another type. ``instruction``: each place
+    in Python code that runs after an operator. ``backward`` comes right after its forward and finds
+    the interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a
     whole backward, ``zero_grad`` after a whole step.
     """
     bench = _Bench(mode == "quick", clock)
