@@ -195,12 +195,20 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     return {name: Samples(tuple(values)) for name, values in bench.found.items()}
 
 
-def joined(costs: Sequence[Cost], more: Mapping[CostKey, Samples]) -> list[Cost]:
+def joined(
+    costs: Sequence[Cost], more: Mapping[CostKey, Samples], readings: Sequence[int] = ()
+) -> list[Cost]:
     """Costs joined with samples of another moment, in which co-tenants leave another part of a
-    shared cache.
+    shared cache, and with the numbers of the `readings` around them.
     """
     return [
-        replace(cost, samples=cost.samples.joined(more[cost.key])) if cost.key in more else cost
+        replace(
+            cost,
+            samples=cost.samples.joined(more[cost.key]),
+            readings=(*cost.readings, *readings),
+        )
+        if cost.key in more
+        else cost
         for cost in costs
     ]
 

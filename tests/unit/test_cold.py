@@ -157,6 +157,7 @@ def test_what_neighbours_change_is_measured_in_several_passes(
         "core_speed_s": 1.0,
         "asks": False,
         "measured": {},
+        "n_readings": 0,
     }
     worker.run(job, said.append)
     assert sorted(calls) == ["cold", "first cold", "retention", "retention"]
