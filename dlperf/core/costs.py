@@ -63,7 +63,7 @@ KINDS = {
     COLD_START: CostKind("s", MEDIAN, "bytes", former=LOWER_QUARTILE),
     PAGE_EVICTION: CostKind("s", LOWER_QUARTILE, "bytes"),
     CODE_EVICTION: CostKind("s", LOWER_QUARTILE, "code"),
-    CACHE_MISS: CostKind("s/byte", LOWER_QUARTILE, "bytes"),
+    CACHE_MISS: CostKind("s/byte", MEDIAN, "bytes", former=LOWER_QUARTILE),
     **dict.fromkeys(
         (
             "page_fault page_release huge_page_fault loader_receive_batch loader_receive_tensor"
