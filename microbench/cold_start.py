@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,21 +21,29 @@ from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undistur
 from dlperf.core.costs import CACHE_MISS, COLD_START, PAGE_EVICTION, Cost, CostKey
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import operator_benchmark
-from dlperf.microbench.cold_work import Call, Work, passing_bytes, passing_code, steps
+from dlperf.microbench.cold_work import (
+    Call,
+    PassThrough,
+    Work,
+    passing_bytes,
+    passing_code,
+    steps,
+)
 from dlperf.microbench.python_code import PythonForward
 
-COLD_BYTES = (2**20, 2**22, 2**24, 2**26)
+COLD_BYTES = (2**20, 2**22, 2**24, 2**25, 2**26)
 """How much memory passes by between two measured calls, so that the code and data of the call have
-left the nearer caches.
+left the nearer caches. What a virtual machine keeps of a shared cache ends within few of these, and
+the penalties double there.
 """
 _N_OPERANDS, _SMALL, _APART = 16, 256, 4096
 """Pairs of operands, and their elements; each begins so many elements after the one before, on a
 page of its own.
 """
 _FEW, _N_PARAMETERS, _N_SAMPLES = 5, 8, 5
-_TINY, _ROOMY = (8, 16), (512, 128)
-"""Rows and columns of operands that cost next to nothing, and of some that, with what is made of
-them, about fill a core's own caches.
+_TINY, _FAR = (8, 16), 2**16
+"""Rows and columns of operands that cost next to nothing; elements of one whose cache misses are
+measured.
 """
 _NODES = 5
 """Operators that the measured backward runs: their own cold calls are distinguished from its."""
@@ -45,87 +52,10 @@ T = TensorSpec.contiguous
 
 def tiny_operators() -> tuple[Op, ...]:
     """Operators with much code of their own on next to no data."""
-    return _operators(2, 4, *_TINY)
-
-
-def roomy_operators() -> tuple[Op, ...]:
-    """The same on a good part of what a core's own caches hold, so that operands from far away cost
-    more than the code does.
-    """
-    return _operators(16, 16, *_ROOMY)
-
-
-def further_operators() -> tuple[Op, ...]:
-    """Operators with code of their own whose operands cost what elementwise ones' do: losses and
-    other chains of loops, attention, copies, views.
-    """
-    rows, image, heads = T(*_TINY), T(2, 16, 4, 4), T(2, 2, 8, 8)
-    return (
-        Op("aten.binary_cross_entropy_with_logits.default", (rows, rows)),
-        Op("aten.mse_loss.default", (rows, rows)),
-        Op("aten.mse_loss_backward.default", (T(), rows, rows, 1)),
-        Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (heads, heads, heads)),
-        Op("aten.avg_pool2d.default", (image, (2, 2), (2, 2))),
-        Op(
-            "aten.avg_pool2d_backward.default",
-            (T(2, 16, 2, 2), image, (2, 2), (2, 2), (0, 0), False, True, None),
-        ),
-        Op("aten.upsample_nearest2d.default", (image, (8, 8))),
-        Op("aten.var_mean.correction", (rows, (1,))),
-        Op("aten.where.self", (T(*_TINY, dtype="bool"), rows, rows)),
-        Op("aten.pow.Tensor_Scalar", (rows, 2)),
-        Op("aten.rsub.Scalar", (rows, 1)),
-        Op("aten.select_backward.default", (T(_TINY[1]), _TINY, 0, 0)),
-        Op("aten.clone.default", (rows,)),
-        Op("aten.transpose.int", (rows, 0, 1)),
-    )
-
-
-def elementwise_operators(shape: tuple[int, int]) -> tuple[Op, ...]:
-    """Operators with next to no code of their own."""
-    rows = T(*shape)
-    return (
-        Op("aten.relu.default", (rows,)),
-        Op("aten.threshold_backward.default", (rows, rows, 0)),
-        Op("aten.add.Tensor", (rows, rows)),
-        Op("aten.mul_.Tensor", (rows, 0.5)),
-        Op("aten.addcdiv_.default", (rows, rows, rows)),
-    )
-
-
-def _recorded(op: Op) -> Call:
-    """A call as a step makes it: a forward's is recorded by autograd, a backward's and one in place
-    are not.
-    """
-    return operator_benchmark.build(
-        op, grad="backward" not in op.packet and not op.packet.endswith("_")
-    )
-
-
-def operand_bytes(op: Op) -> int:
-    """Bytes of an operator's arguments and of what it makes."""
-    made: Any = operator_benchmark.build(op)()
-    results = (
-        []
-        if op.packet.endswith("_")
-        else (
-            [made]
-            if isinstance(made, torch.Tensor)
-            else [value for value in made if value is not None]
-        )
-    )
-    return operator_benchmark.n_bytes(op) + sum(
-        result.numel() * result.element_size() for result in results
-    )
-
-
-def _operators(images: int, side: int, n_rows: int, n_columns: int) -> tuple[Op, ...]:
-    """Operators with much code of their own (a library behind them, several kernels), the dearest
-    first.
-    """
-    image, channel, row, rows = T(images, 16, side, side), T(16), T(n_rows, 1), T(n_rows, n_columns)
+    n_rows, n_columns = _TINY
+    image, channel, row, rows = T(2, 16, 4, 4), T(16), T(n_rows, 1), T(*_TINY)
     weight, window, column = T(16, 16, 3, 3), ((2, 2), (2, 2), (0, 0)), T(n_columns)
-    pooled = (images, 16, side // 2, side // 2)
+    pooled = (2, 16, 2, 2)
     convolution = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
     numbers, chosen, drawn = (
         Symbol("dtype", "float32"),
@@ -187,9 +117,58 @@ def _operators(images: int, side: int, n_rows: int, n_columns: int) -> tuple[Op,
     )
 
 
+def further_operators() -> tuple[Op, ...]:
+    """Operators with code of their own that a quick calibration leaves out: losses and other chains
+    of loops, attention, copies, views.
+    """
+    rows, image, heads = T(*_TINY), T(2, 16, 4, 4), T(2, 2, 8, 8)
+    return (
+        Op("aten.binary_cross_entropy_with_logits.default", (rows, rows)),
+        Op("aten.mse_loss.default", (rows, rows)),
+        Op("aten.mse_loss_backward.default", (T(), rows, rows, 1)),
+        Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (heads, heads, heads)),
+        Op("aten.avg_pool2d.default", (image, (2, 2), (2, 2))),
+        Op(
+            "aten.avg_pool2d_backward.default",
+            (T(2, 16, 2, 2), image, (2, 2), (2, 2), (0, 0), False, True, None),
+        ),
+        Op("aten.upsample_nearest2d.default", (image, (8, 8))),
+        Op("aten.var_mean.correction", (rows, (1,))),
+        Op("aten.where.self", (T(*_TINY, dtype="bool"), rows, rows)),
+        Op("aten.pow.Tensor_Scalar", (rows, 2)),
+        Op("aten.rsub.Scalar", (rows, 1)),
+        Op("aten.select_backward.default", (T(_TINY[1]), _TINY, 0, 0)),
+        Op("aten.clone.default", (rows,)),
+        Op("aten.transpose.int", (rows, 0, 1)),
+    )
+
+
+def elementwise_operators() -> tuple[Op, ...]:
+    """Operators with next to no code of their own."""
+    rows = T(*_TINY)
+    return (
+        Op("aten.relu.default", (rows,)),
+        Op("aten.threshold_backward.default", (rows, rows, 0)),
+        Op("aten.add.Tensor", (rows, rows)),
+        Op("aten.mul_.Tensor", (rows, 0.5)),
+        Op("aten.addcdiv_.default", (rows, rows, rows)),
+    )
+
+
+def _recorded(op: Op) -> Call:
+    """A call as a step makes it: a forward's is recorded by autograd, a backward's and one in place
+    are not.
+    """
+    return operator_benchmark.build(
+        op, grad="backward" not in op.packet and not op.packet.endswith("_")
+    )
+
+
 def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     """Cold-start penalties: extra seconds of a call after other work, over the same call repeated.
-    Cache-miss penalties: extra seconds per byte of the operands of an operator whose code is warm.
+    Cache-miss penalty (``next``): extra seconds per byte of the one operand of an elementwise
+    operator whose code is warm. Operands that are far together cost less each, for their misses
+    overlap; few operators of a step have several.
 
     The other work determines the kind. ``cold_start``: a product passes over a number of bytes.
     ``page_allocation_eviction``: a number of bytes of fresh pages are written and given back, which
@@ -200,9 +179,9 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     ``first`` is the first operator afterwards, which finds everything cold, ``next`` the second,
     which finds only its own code cold, ``aten.NAME`` the same of an operator with more code than an
     elementwise one. ``operand``: each of a few operands that lie apart. ``module``: a module's call
-    without an operator, after one of another type. ``instruction``: each place in Python code that
-    runs after an operator. ``backward`` comes right after its forward and
-    finds the interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a
+    and its Python code without the operator, after one of another type. ``instruction``: each place
+    in Python code that runs after an operator. ``backward`` comes right after its forward and finds
+    the interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a
     whole backward, ``zero_grad`` after a whole step.
     """
     bench = _Bench(mode == "quick", clock)
@@ -216,12 +195,20 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     return {name: Samples(tuple(values)) for name, values in bench.found.items()}
 
 
-def joined(costs: Sequence[Cost], more: Mapping[CostKey, Samples]) -> list[Cost]:
+def joined(
+    costs: Sequence[Cost], more: Mapping[CostKey, Samples], readings: Sequence[int] = ()
+) -> list[Cost]:
     """Costs joined with samples of another moment, in which co-tenants leave another part of a
-    shared cache.
+    shared cache, and with the numbers of the `readings` around them.
     """
     return [
-        replace(cost, samples=cost.samples.joined(more[cost.key])) if cost.key in more else cost
+        replace(
+            cost,
+            samples=cost.samples.joined(more[cost.key]),
+            readings=(*cost.readings, *readings),
+        )
+        if cost.key in more
+        else cost
         for cost in costs
     ]
 
@@ -242,7 +229,7 @@ class _Bench:
     def take_all(self, work: Work) -> None:
         """Operators, a module, operands, and what comes once a step."""
         leaf = torch.rand(4, 4, requires_grad=True)
-        bare, other_module = nn.Dropout(0.0), nn.ReLU()
+        bare, other_module = PassThrough(), nn.ReLU()
         operators: tuple[Call, ...] = (
             lambda: torch.relu(leaf),
             lambda: torch.tanh(leaf),
@@ -262,33 +249,25 @@ class _Bench:
             self._add(work, "instruction", (value / forward.n_distinct for value in extra_s))
         n_samples = 1 + _N_SAMPLES // 4
         first = _recorded(Op("aten.sigmoid.default", (T(4, 4),)))  # called as they are
-        for what, tiny, roomy in self._operators(work.kind):
-            calls = (first, _recorded(tiny), *((operator_benchmark.build(roomy),) if roomy else ()))
-            _, code_s, *far = _after(calls, work.whole, n_samples, self.clock)
+        for what, op in self._operators(work.kind):
+            _, code_s = _after((first, _recorded(op)), work.whole, n_samples, self.clock)
             self._add(work, what, code_s)
-            if roomy:
-                size = operand_bytes(roomy)
-                self.found.setdefault(CostKey(CACHE_MISS, what, work.amount), []).extend(
-                    seconds / size for seconds in far[0]
-                )
         if work.kind == COLD_START:
             self._add(work, "operand", self._operands_s(work.whole))
+            self.found.setdefault(CostKey(CACHE_MISS, "next", work.amount), []).extend(
+                self._misses_s(work.whole)
+            )
         if not work.packets or "backward" in work.packets:
             self.take_once_a_step(work)
 
-    def _operators(self, kind: str) -> Iterator[tuple[str, Op, Op | None]]:
-        """Operators whose code is measured, each with what it is called and, where bytes pass by,
-        one that shows what far operands cost.
-        """
-        bytes_pass = kind == COLD_START
-        if bytes_pass:
-            for tiny, roomy in zip(elementwise_operators(_TINY), elementwise_operators(_ROOMY)):
-                yield "next", tiny, roomy
-        pairs = zip(tiny_operators(), roomy_operators())
-        for tiny, roomy in itertools.islice(pairs, _FEW if self.quick else None):
-            yield tiny.packet, tiny, roomy if bytes_pass else None
-        for op in () if self.quick else further_operators():
-            yield op.packet, op, None
+    def _operators(self, kind: str) -> Iterator[tuple[str, Op]]:
+        """Operators whose code is measured, and what each is called."""
+        if kind == COLD_START:
+            for op in elementwise_operators():
+                yield "next", op
+        tiny = tiny_operators()[: _FEW if self.quick else None]
+        for op in (*tiny, *(() if self.quick else further_operators())):
+            yield op.packet, op
 
     def take_once_a_step(self, work: Work) -> None:
         """``backward``, ``optimizer`` and ``zero_grad``."""
@@ -338,6 +317,15 @@ class _Bench:
             self._add(
                 work, what, (max(0.0, value - known_s) for value in self._extra_s(prepare, other))
             )
+
+    def _misses_s(self, other: Call) -> list[float]:
+        """Seconds per byte that an operator takes more for its operand, in place, having left the
+        nearer caches; the same operator ran twice on a few elements before.
+        """
+        far, near = torch.rand(_FAR), torch.rand(_TINY)
+        calls: list[Call] = [*2 * [lambda: near.mul_(1.0)], lambda: far.mul_(1.0)]
+        extra_s = _after(calls, other, _N_SAMPLES, self.clock)[-1]
+        return [value / (far.numel() * far.element_size()) for value in extra_s]
 
     def _operands_s(self, other: Call) -> list[float]:
         """Seconds that an operand adds to a call of two for lying, itself and what torch keeps of

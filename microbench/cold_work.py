@@ -66,6 +66,28 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class PassThrough(nn.Module):
+    """A module of Python code alone, such as stands around an operator: options, checks, a
+    function.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate, self.inplace = 0.5, False
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        """The input, unchanged."""
+        return _checked(state, self.rate, self.training, inplace=self.inplace)
+
+
+def _checked(
+    state: torch.Tensor, rate: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(f"rate is {rate}; expected a fraction")
+    return state if training or inplace else state.detach()
+
+
 def passing_bytes(n_bytes: int) -> tuple[Work, ...]:
     """A product that passes over a given number of bytes, and as many bytes of fresh pages."""
     product = _product(n_bytes)

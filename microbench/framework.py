@@ -317,7 +317,7 @@ def _in_steps(
     executed, distinct = own.of("own")
     if executed:
         known_s += executed * known[CostKey("python_instruction")].minimum
-    for what, count in (("first", 1), ("next", 3), ("instruction", distinct), ("aten.addmm", 1)):
+    for what, count in (("next", 3), ("instruction", distinct), ("aten.addmm", 1)):
         known_s += count * _after_code_s(
             known,
             what,

@@ -93,6 +93,10 @@ def _pools(index: int, u: float, v: float, w: float) -> list[Op]:
     image = T(n, c, size, size)
     out = (size + 2 * padding - kernel) // stride + 1
     pooled, window = T(n, c, out, out), ((kernel,) * 2, (stride,) * 2, (padding,) * 2)
+    if turn(index, 4, 1) == 0:  # a sequence, as of MaxPool1d
+        out = (size**2 + 2 * padding - kernel) // stride + 1
+        image, pooled = T(n, c, 1, size**2), T(n, c, 1, out)
+        window = ((1, kernel), (1, stride), (0, padding))
     side = 1 + turn(index, 7, 2)
     sides, adapted = (side, side), T(n, c, side, side)
     indices, adapted_indices = (T(*pool.shape, dtype="int64") for pool in (pooled, adapted))

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, Samples, usual_factor
 from dlperf.core.costs import CONTENTION, CONTENTION_LONG, CONTENTION_MEAN, Cost, CostKey
 from dlperf.core.machine import Kernel, Machine
-from dlperf.core.readings import with_readings
 from dlperf.core.verification import Coverage, Disturbance
+from dlperf.ops.reference_state import StateCourse, bound_of, normalised
 
 BUSY_SWITCHES_PER_S = 40.0
 """Involuntary context switches per second above which a group counts as disturbed: a co-tenant
@@ -38,7 +38,8 @@ def merged(
 
     The message holds the group's name, the ``part`` of a machine that was measured, involuntary
     switches and seconds meanwhile; for kernels also what could not be called, the numbers of those
-    without an undisturbed sample and of points left out, and all raw samples of each in seconds.
+    without an undisturbed sample and of points left out, all raw samples of each in seconds, and
+    the numbers of the readings before them.
     """
     group, part = message["group"], Machine.from_json(message["part"])
     kernels = part.kernels
@@ -68,9 +69,12 @@ def merged(
                 len(kernels),
             )
         )
-    factors = _factors(group, kernels, message["wholes_s"], threads)
+    readings = (*machine.readings, *part.readings)
+    machine = replace(machine.with_kernels(kernels), readings=readings)
+    raw = list(zip(message["wholes_s"], message["readings"]))
+    factors = _factors(group, kernels, raw, machine, threads)
     return replace(
-        with_readings(machine.with_kernels(kernels), part.readings),
+        machine,
         bandwidths=_latest(
             (*machine.bandwidths, *part.bandwidths),
             lambda one: (one.kernel, one.threads, one.working_set_bytes),
@@ -88,9 +92,14 @@ def merged(
 
 
 def _factors(
-    group: str, kernels: Sequence[Kernel], wholes: Sequence[Sequence[float]], threads: int
+    group: str,
+    kernels: Sequence[Kernel],
+    raw: Sequence[tuple[Sequence[float], Sequence[int]]],
+    machine: Machine,
+    threads: int,
 ) -> list[Cost]:
-    """The usual slowdown of this group's kernels over their best, and the mean over the usual.
+    """The usual slowdown of this group's kernels over their best, and the mean over the usual, in
+    one state of the machine: from all raw samples of each in seconds and the readings before them.
 
     A step outlasts interference, so it takes what its kernels take on average; what its median
     does not see are the moments in which the core was taken away. All samples count alike: those of
@@ -98,11 +107,16 @@ def _factors(
     keeps its own: one that is measured later, at another moment, is no evidence for the others.
     """
     above: dict[str, list[float]] = {"all": [], CONTENTION: [], CONTENTION_LONG: []}
-    for wholes_s, kernel in zip(wholes, kernels):
+    course = StateCourse.of(machine)
+    for (wholes_s, numbers), kernel in zip(raw, kernels):
         if len(wholes_s) == len(kernel.samples.values) == 1:
             continue  # its ratio to itself is no slowdown
-        if least_s := kernel.samples.minimum:
+        if least_s := normalised(kernel, course, machine).seconds:
             factors = [whole_s / least_s for whole_s in wholes_s]
+            if course is not None and len(numbers) == len(factors):
+                bound = bound_of(kernel, machine)
+                slowdowns = (course.after(number, bound) for number in numbers)
+                factors = [factor / slowdown for factor, slowdown in zip(factors, slowdowns)]
             above["all"] += factors
             if least_s < SHORT_CALL_S or least_s >= LONG_CALL_S:
                 above[CONTENTION if least_s < SHORT_CALL_S else CONTENTION_LONG] += factors
@@ -121,4 +135,5 @@ def _latest(entries: Iterable[Entry], key: Callable[[Entry], Hashable]) -> tuple
 def _with_earlier(kernel: Kernel, earlier: Kernel | None) -> Kernel:
     if earlier is None:
         return kernel
-    return replace(kernel, samples=earlier.samples.joined(kernel.samples))
+    samples, readings = earlier.samples.joined(kernel.samples), earlier.readings + kernel.readings
+    return replace(kernel, samples=samples, readings=readings, slowdown=earlier.slowdown)

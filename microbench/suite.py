@@ -24,7 +24,7 @@ from dlperf.core.costs import CORE_SPEED
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.files import check_writable, schema_of
 from dlperf.core.machine import SCHEMA, Machine
-from dlperf.core.readings import with_reference
+from dlperf.core.readings import with_readings
 from dlperf.core.trace import Op, Trace
 from dlperf.microbench.co_run import WEIGHT, resources
 from dlperf.microbench.plan import MODES
@@ -37,6 +37,7 @@ from dlperf.microbench.worker import (
     planned_groups,
     trace_group,
 )
+from dlperf.ops.reference_state import at_reference
 
 SAVE_EVERY_S = 0.5
 """How often the file is written while groups of kernels follow each other quickly; results that
@@ -124,7 +125,7 @@ def calibrate(
     machine = measuring.machine
     counts = {one.threads for one in machine.coverage}
     machine = replace(machine, complete=not any(map(machine.n_left_out, counts)))
-    machine = with_reference(machine)
+    machine = with_readings(at_reference(machine), ())
     machine.save(path)
     n_busy = _n_busy(machine) - n_before
     if n_busy > 0:
@@ -359,6 +360,7 @@ class _Measuring:
         is_last = False
         while groups:
             message = {**job, "threads": threads, "mode": self.mode, "groups": [*groups.values()]}
+            message["n_readings"] = len(self.machine.readings)
             ahead = list(groups)
             died = self._run_process(module, message, ahead, choose)
             if not died:

@@ -31,7 +31,7 @@ _LEAST_POINTS = 12
 class Timed:
     """A group's kernels, what could not be called on its own, how many kernels have no undisturbed
     sample, how many points there was no time for, and all raw samples of each kernel in seconds,
-    disturbed parts included.
+    disturbed parts included, with the numbers of the machine's readings before them.
     """
 
     kernels: tuple[Kernel, ...] = ()
@@ -39,15 +39,17 @@ class Timed:
     n_unsteady: int = 0
     n_left_out: int = 0
     wholes_s: tuple[tuple[float, ...], ...] = ()
+    readings: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
 class _Taken:
-    """Raw samples of one kernel, each with whether it was disturbed, and the number of calls in
-    one.
+    """Raw samples of one kernel, each with whether it was disturbed and the number of the machine's
+    reading before it, and the number of calls in one.
     """
 
     pairs: list[tuple[float, bool]] = field(default_factory=list)
+    readings: list[int] = field(default_factory=list)
     wholes: list[float] = field(default_factory=list)
     n_calls: int = 0
     is_long: bool = False
@@ -68,6 +70,17 @@ class _Taken:
         return len(self.pairs) < n_wanted or (
             len(self.pairs) < _MOST_TIMES * n_wanted and 2 * len(clean) < n_wanted
         )
+
+    def readings_of(self, samples: Samples) -> tuple[int, ...]:
+        """The readings before the undisturbed samples; where there are none, before all, or that of
+        the median one, of which an estimate was made.
+        """
+        rows = list(zip(self.readings, self.pairs))
+        clean = [reading for reading, (_, disturbed) in rows if not disturbed]
+        if clean or len(samples.values) == len(self.pairs):
+            return tuple(clean or self.readings)
+        by_time = sorted((value, reading) for reading, (value, _) in rows)
+        return tuple(reading for _, reading in by_time[len(by_time) // 2 :][:1])
 
     @property
     def slowed(self) -> tuple[float, float] | None:
@@ -103,12 +116,14 @@ class Timing:
 
     Interference lasts from parts of a second to minutes, and the placement of operands in the
     caches matters; samples in a row share both. So a pass takes one sample of each kernel, in
-    memory of its own, and passes are to be some time apart.
+    memory of its own, and passes are to be some time apart. `reading` returns the number of a
+    present reading of the machine's state.
     """
 
     group: Group
     threads: int
     clock: Clock = field(default_factory=Clock)
+    reading: Callable[[], int] | None = None
     _taken: dict[int, _Taken] = field(default_factory=dict)
     _refused: dict[int, str] = field(default_factory=dict)
     _n_passes: int = 0
@@ -164,6 +179,7 @@ class Timing:
     def _sample(self, index: int) -> None:
         from dlperf.microbench.operator_benchmark import Unplayable, build
 
+        reading = [] if self.reading is None else [self.reading()]  # it touches all caches
         try:
             call = build(self.group.points[index].op)
         except (Unplayable, MemoryError) as error:
@@ -189,6 +205,7 @@ class Timing:
         )  # at first every kernel is to be sampled at all
         taken.n_calls = sampler.n_calls
         taken.pairs += sampler.pairs
+        taken.readings += reading * len(sampler.pairs)
         taken.wholes += sampler.wholes
 
     def result(self) -> Timed:
@@ -202,7 +219,9 @@ class Timing:
             samples = (
                 undisturbed(taken.pairs, least_frac=0.0) if taken.clean else _without(taken, slowed)
             )
-            kernels.append(Kernel(point.op, point.family, self.threads, samples))
+            kernels.append(
+                Kernel(point.op, point.family, self.threads, samples, taken.readings_of(samples))
+            )
         n_planned = len(self.group.points) - self._n_further
         return Timed(
             tuple(kernels),
@@ -210,6 +229,7 @@ class Timing:
             sum(not taken.clean for taken in self._taken.values()),
             sum(index < n_planned for index in self.unsampled()),
             tuple(tuple(self._taken[index].wholes) for index in sorted(self._taken)),
+            tuple(tuple(self._taken[index].readings) for index in sorted(self._taken)),
         )
 
 

@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from dlperf.core import host
 from dlperf.core.child_process import read_job
 from dlperf.core.clock import Clock, CoreSpeed, Samples, involuntary_switches, quantile
@@ -27,6 +29,7 @@ from dlperf.core.trace import Trace, own_operations
 from dlperf.microbench.job import Say, do_job
 from dlperf.microbench.plan import Group, Point, repeats
 from dlperf.microbench.timing import Timed, Timing
+from dlperf.ops.reference_state import smoothed
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -144,14 +147,15 @@ ones are cut first.
 """
 
 
-def framework_slowdown(mean_s: float, while_measured: Sequence[float]) -> float:
+def framework_slowdown(mean_s: float, while_measured: Sequence[float], state: float = 1.0) -> float:
     """Contention slowdown of the framework: the mean speed sample over a fast one of those taken
-    while its costs were measured. Interference slows an interpreter more than kernels.
+    while its costs were measured, in one `state`: without the slowdown of the interpreter between
+    the two. Interference slows an interpreter more than kernels.
 
     >>> framework_slowdown(1.3, [1.0] * 20 + [1.5] * 30)
     1.3
     """
-    return max(1.0, mean_s / quantile(while_measured, _FAST))
+    return max(1.0, mean_s / quantile(while_measured, _FAST) / state)
 
 
 _READ_EVERY_S = {"quick": 0.5, "full": 1.5, "thorough": 5.0}
@@ -159,23 +163,34 @@ _ROUNDS = 3
 
 
 class States:
-    """Readings of the machine's state between groups of samples."""
+    """Readings of the machine's state between samples, `n_before` of them in an earlier process."""
 
-    def __init__(self, probe: StateProbe, now: Callable[[], float], every_s: float) -> None:
+    def __init__(
+        self, probe: StateProbe, now: Callable[[], float], n_before: int, every_s: float
+    ) -> None:
         self._probe, self._now, self._every_s = probe, now, every_s
         self._taken: list[Reading] = []
-        self._read_s = -math.inf
+        self._times_s: list[float] = []
+        self._n_before, self._n_sent = n_before, 0
 
-    def read(self) -> None:
-        """Take a reading where the last one is old."""
-        if self._now() - self._read_s >= self._every_s:
+    def current(self) -> int:
+        """The number of a reading that is not old; it is taken where the last one is."""
+        if not self._taken or self._now() - self._times_s[-1] >= self._every_s:
             self._taken.append(self._probe.read(_ROUNDS))
-            self._read_s = self._now()
+            self._times_s.append(self._now())
+        return self._n_before + len(self._taken) - 1
 
     def unsent(self) -> tuple[Reading, ...]:
         """The readings since the last call."""
-        taken, self._taken = tuple(self._taken), []
-        return taken
+        begin, self._n_sent = self._n_sent, len(self._taken)
+        return tuple(self._taken[begin:])
+
+    def interpreter_over(self, numbers: Sequence[int]) -> float:
+        """Mean time of the interpreter so far over its least at some readings of this process."""
+        seconds = [reading.interpreter_s for reading in smoothed(self._taken)]
+        least_s = min(seconds[number - self._n_before] for number in numbers)
+        weights_s = np.diff([*self._times_s, self._now()])
+        return float(np.average(seconds, weights=weights_s)) / least_s
 
 
 def settled_core_speed(mode: str, best_s: float = math.inf) -> CoreSpeed:
@@ -232,7 +247,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     cpu = host.this_cpu()
     speed = speed or settled_core_speed(mode, job["core_speed_s"])
     clock = speed.clock()
-    states = States(StateProbe(cpu), speed.now, _READ_EVERY_S[mode])
+    states = States(StateProbe(cpu), speed.now, job["n_readings"], _READ_EVERY_S[mode])
     budget = Clock(speed.now).within(BUDGET_S[mode])
     least = budget.part(LEAST_FRAC)
 
@@ -270,25 +285,30 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)} | exact
     timings = {
-        name: Timing(_without(groups[name], job["measured"].get(name, ())), n_threads, clock)
+        name: Timing(
+            _without(groups[name], job["measured"].get(name, ())), n_threads, clock, states.current
+        )
         for name in job["groups"]
         if name in groups
     }
     spent = {name: {"switches": 0.0, "seconds": 0.0} for name in job["groups"]}
     while_measured: list[float] = []
+    around: dict[str, tuple[int, int]] = {}
     system_costs: dict[str, list[Cost]] = {}
+    framework_at: list[int] = []
 
     @contextmanager
     def measuring(name: str, number: int = 1) -> Iterator[Clock]:
-        """Report that a group's sample begins, and note the time and the switches that it takes.
-        Its clock has the group's share of the time.
+        """Report that a group's sample begins, and note the time and the switches that it takes,
+        and the machine's readings around it. Its clock has the group's share of the time.
         """
         say({"now": f"{name}, sample {number}" if number > 1 else name})
-        states.read()
+        before = states.current()
         switches, begin = involuntary_switches(), speed.now()
         yield clock.within(SHARES.get(name, 0.0) * BUDGET_S[mode])
         spent[name]["switches"] += involuntary_switches() - switches
         spent[name]["seconds"] += speed.now() - begin
+        around[name] = before, states.current()
 
     def tell(
         name: str,
@@ -317,13 +337,15 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
                 "unsteady": timed.n_unsteady,
                 "left_out": timed.n_left_out,
                 "wholes_s": timed.wholes_s,
+                "readings": timed.readings,
             }
         )
 
     def contention() -> list[Cost]:
         mean_s = speed.mean_s
         factors = {
-            CONTENTION_FRAMEWORK: while_measured and [framework_slowdown(mean_s, while_measured)],
+            CONTENTION_FRAMEWORK: while_measured
+            and [framework_slowdown(mean_s, while_measured, states.interpreter_over(framework_at))],
             INTERFERENCE: [interval_s / mean_s for interval_s in speed.interval_means_s],
         }
         return [
@@ -377,9 +399,12 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         n_speed_samples = len(speed.samples_s)
         with measuring(name) as own:
             bandwidths, costs, refused = system[name](own)
+        bandwidths = [replace(one, readings=around[name]) for one in bandwidths]
+        costs = [replace(one, readings=around[name]) for one in costs]
         system_costs[name] = costs
         if name == "framework":
             while_measured += list(speed.samples_s)[n_speed_samples:]
+            framework_at += around[name]
             costs = [*costs, *contention()]
         tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
     first_samples(math.inf, budget.part(_FIRST_FRAC))
@@ -399,7 +424,8 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
             lacking = dict(reversed(lacking.items()))  # time runs out on others each time
         for name in sorted(again.keys() & system_costs) if number <= 1 + AGAIN[mode] else ():
             with measuring(name, number) as own:
-                system_costs[name] = cold_start.joined(system_costs[name], again[name](own))
+                found = again[name](own)
+            system_costs[name] = cold_start.joined(system_costs[name], found, around[name])
         for _ in take(lacking, budget, number):
             pass
     at_last = contention()  # of all speed samples

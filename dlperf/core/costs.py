@@ -63,7 +63,7 @@ KINDS = {
     COLD_START: CostKind("s", MEDIAN, "bytes", former=LOWER_QUARTILE),
     PAGE_EVICTION: CostKind("s", LOWER_QUARTILE, "bytes"),
     CODE_EVICTION: CostKind("s", LOWER_QUARTILE, "code"),
-    CACHE_MISS: CostKind("s/byte", LOWER_QUARTILE, "bytes"),
+    CACHE_MISS: CostKind("s/byte", MEDIAN, "bytes", former=LOWER_QUARTILE),
     **dict.fromkeys(
         (
             "page_fault page_release huge_page_fault loader_receive_batch loader_receive_tensor"
@@ -151,13 +151,18 @@ STEP_COSTS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """A cost with its samples, measured with so many threads. Raises DlperfError for a kind that is
-    not in :data:`KINDS`.
+    """A cost with its samples, measured with so many threads.
+
+    `readings` are the numbers of the machine's readings meanwhile while a calibration goes on,
+    `slowdown` is that of the statistic over the reference state. Raises DlperfError for a kind that
+    is not in :data:`KINDS`.
     """
 
     key: CostKey
     threads: int
     samples: Samples
+    readings: tuple[int, ...] = ()
+    slowdown: float = 1.0
 
     def __post_init__(self) -> None:
         if self.key.kind not in KINDS:
@@ -165,8 +170,11 @@ class Cost:
 
     @property
     def value(self) -> float:
-        """The statistic of the samples that counts for the kind, in the kind's unit."""
+        """The statistic of the samples that counts for the kind, in the kind's unit and the
+        reference state.
+        """
         statistic = KINDS[self.key.kind].statistic
         if statistic == LOWER_QUARTILE:
-            return quantile(self.samples.values, 0.25)
-        return self.samples.median if statistic == MEDIAN else self.samples.minimum
+            return quantile(self.samples.values, 0.25) / self.slowdown
+        of = self.samples.median if statistic == MEDIAN else self.samples.minimum
+        return of / self.slowdown

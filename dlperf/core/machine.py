@@ -36,7 +36,14 @@ from dlperf.core.data_sheet import DataSheet
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import default_path, find_path
-from dlperf.core.machine_entries import Bandwidth, Cpu, Footprint, Kernel
+from dlperf.core.machine_entries import (
+    Bandwidth,
+    Cpu,
+    Footprint,
+    Kernel,
+    bandwidth_to_json,
+    state_to_json,
+)
 from dlperf.core.operators import (
     Op,
     TensorTable,
@@ -83,8 +90,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     plan that are finished (a calibration resumes after them), `coverage` how many of their points
     were measured, `disturbances` its groups that co-tenants disturbed, `notes` what else was
     noticed, and `self_tests` how well the file predicted steps of networks that were timed in the
-    end. It is `complete` if no planned point is left out. `reference` is the reading in whose
-    state its predictions hold, the median of the calibration's; `readings` are all that were taken.
+    end. It is `complete` if no planned point is left out. Times are normalised to the state of the
+    `reference`, the median of the first calibration's readings; `readings` are all that were taken.
     A device that was not calibrated has a `data_sheet`.
     """
 
@@ -397,6 +404,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     "op": [name, args, kwargs],
                     "threads": kernel.threads,
                     **samples_to_json(kernel.samples),
+                    **state_to_json(kernel),
                 }
             )
         return {
@@ -413,16 +421,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             "groups": list(self.groups),
             "complete": self.complete,
             "notes": list(self.notes),
-            "bandwidths": [
-                {
-                    "kernel": b.kernel,
-                    "threads": b.threads,
-                    "working_set_bytes": b.working_set_bytes,
-                    "moved_bytes": b.moved_bytes,
-                    **samples_to_json(b.samples),
-                }
-                for b in self.bandwidths
-            ],
+            "bandwidths": [bandwidth_to_json(bandwidth) for bandwidth in self.bandwidths],
             "costs": [_cost_to_json(cost) for cost in self.costs],
             "kernel_models": [
                 {
@@ -461,8 +460,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
         def kernel(entry: str, row: KernelRecord) -> Kernel:
             op = Op(row.op.name, *arguments_from_json(row.op.args, row.op.kwargs, tensors, entry))
-            samples = samples_from_record(row)
-            return Kernel(op, row.family, row.threads, samples)
+            state = row.readings, row.slowdown
+            return Kernel(op, row.family, row.threads, samples_from_record(row), *state)
 
         return cls(
             cpu=Cpu(**structs.asdict(record.cpu)),
@@ -476,6 +475,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     b.working_set_bytes,
                     b.moved_bytes,
                     samples_from_record(b),
+                    b.readings,
+                    b.slowdown,
                 )
                 for b in record.bandwidths
             ),
@@ -520,6 +521,7 @@ def _cost_to_json(cost: Cost) -> dict[str, Any]:
         "statistic": kind.statistic,
         "samples": [float(f"{value:.6g}") for value in cost.samples.values],
         "disturbed": cost.samples.n_disturbed,
+        **state_to_json(cost),
     }
 
 
@@ -538,4 +540,4 @@ def _cost(entry: str, row: CostRecord) -> Cost:
         refuse(f"{entry}.at", row.at, f"a positive number of {kind.at}" if kind.at else "nothing")
     samples = Samples(tuple(row.samples), row.disturbed)
     key = CostKey(row.kind, row.of, row.at, row.variant)
-    return Cost(key, row.threads, samples)
+    return Cost(key, row.threads, samples, row.readings, row.slowdown)

@@ -5,8 +5,10 @@ memory that torch takes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from dlperf.core.clock import Samples
+from dlperf.core.clock import Samples, samples_to_json
+from dlperf.core.costs import Cost
 from dlperf.core.operators import Op
 
 
@@ -42,17 +44,24 @@ class Cpu:
 class Kernel:
     """One aten op timed at one shape: seconds a call, called as a user's Python calls it, caches
     warm.
+
+    While a calibration goes on, `readings` are the numbers of the machine's readings before its
+    last samples; `slowdown` is that of the others: of the least sample over the reference state.
     """
 
     op: Op
     family: str
     threads: int
     samples: Samples
+    readings: tuple[int, ...] = ()
+    slowdown: float = 1.0
 
     @property
     def seconds(self) -> float:
-        """Seconds of a call on a core of one's own: the least sample."""
-        return self.samples.minimum
+        """Seconds of a call on a core of one's own, in the reference state: the least sample,
+        normalised.
+        """
+        return self.samples.minimum / self.slowdown
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,8 @@ class Bandwidth:
     """A memory kernel at one working set.
 
     `kernel` is ``copy``, ``scale``, ``add``, or ``triad``; samples in seconds a sweep that moves
-    `moved_bytes`.
+    `moved_bytes`. `readings` are those around it while a calibration goes on, `slowdown` is that of
+    its samples over the reference state.
     """
 
     kernel: str
@@ -68,16 +78,18 @@ class Bandwidth:
     working_set_bytes: int
     moved_bytes: int
     samples: Samples
+    readings: tuple[int, ...] = ()
+    slowdown: float = 1.0
 
     @property
     def best_bytes_per_s(self) -> float:
-        """The highest rate seen (STREAM reports the best run)."""
-        return self.moved_bytes / self.samples.minimum
+        """The highest rate seen (STREAM reports the best run), in the reference state."""
+        return self.slowdown * self.moved_bytes / self.samples.minimum
 
     @property
     def median_bytes_per_s(self) -> float:
-        """The usual rate."""
-        return self.moved_bytes / self.samples.median
+        """The usual rate, in the reference state."""
+        return self.slowdown * self.moved_bytes / self.samples.median
 
 
 @dataclass(frozen=True)
@@ -88,3 +100,21 @@ class Footprint:
 
     name: str
     n_bytes: int
+
+
+def bandwidth_to_json(bandwidth: Bandwidth) -> dict[str, Any]:
+    """A memory kernel as JSON data."""
+    return {
+        "kernel": bandwidth.kernel,
+        "threads": bandwidth.threads,
+        "working_set_bytes": bandwidth.working_set_bytes,
+        "moved_bytes": bandwidth.moved_bytes,
+        **samples_to_json(bandwidth.samples),
+        **state_to_json(bandwidth),
+    }
+
+
+def state_to_json(entry: Kernel | Bandwidth | Cost) -> dict[str, Any]:
+    """The readings at an entry's samples, and its slowdown over the reference, where it has any."""
+    readings = {"readings": list(entry.readings)} if entry.readings else {}
+    return readings | ({"slowdown": entry.slowdown} if entry.slowdown != 1.0 else {})

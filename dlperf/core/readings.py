@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dlperf.core.machine import Machine
+from dlperf.core.costs import Cost
+from dlperf.core.machine import Bandwidth, Kernel, Machine
 from dlperf.core.state import Reading, reading_of
 
 MOST_READINGS = 400
@@ -15,8 +16,19 @@ goes.
 
 
 def with_readings(machine: Machine, readings: Iterable[Reading]) -> Machine:
-    """The machine with further readings, of which the newest MOST_READINGS are kept."""
-    return replace(machine, readings=(*machine.readings, *readings)[-MOST_READINGS:])
+    """The machine with further readings, of which the newest MOST_READINGS are kept; all of an
+    unfinished calibration, whose entries refer to them.
+    """
+    found = (*machine.readings, *readings)
+    n_dropped = 0 if first_referred(machine) is not None else max(0, len(found) - MOST_READINGS)
+    return replace(machine, readings=found[n_dropped:])
+
+
+def first_referred(machine: Machine) -> int | None:
+    """The number of the first reading that an entry refers to; None where none does."""
+    entries: list[Kernel | Bandwidth | Cost]
+    entries = [*machine.kernels, *machine.bandwidths, *machine.costs]
+    return min((min(one.readings) for one in entries if one.readings), default=None)
 
 
 def with_reference(machine: Machine) -> Machine:

@@ -227,7 +227,7 @@ def _copies_s(
     @functools.cache
     def copies_s(flat: TensorSpec) -> tuple[float, float]:
         near, far = cost_model.caches.miss_s_per_byte(
-            "aten.copy_", np.array([2.0 * flat.nbytes, 2.0 * flat.nbytes + 2.0 * total_bytes])
+            np.array([2.0 * flat.nbytes, 2.0 * flat.nbytes + 2.0 * total_bytes])
         )
         extra_s = flat.nbytes * max(0.0, float(far - near))
         divide_s = _kernel_s(cost_model, Op("aten.mul.Tensor", (flat, 0.5), outputs=(flat,)))

@@ -110,16 +110,13 @@ class CacheModel:
             curves[name] = [origin, *coordinates], [0.0, *_rising(seconds)]
         return curves
 
-    def miss_s_per_byte(self, packet: str, n_bytes: Array, seconds: Array | float = 0.0) -> Array:
-        """Cache-miss penalty of an operator's operands, in seconds per byte.
+    def miss_s_per_byte(self, n_bytes: Array, seconds: Array | float = 0.0) -> Array:
+        """Cache-miss penalty of an operand, in seconds per byte.
 
         `n_bytes` (n,) is the reuse distance in bytes, `seconds` (n,) in time: co-tenants evict part
-        of a shared cache meanwhile. An operator whose code was not measured has the penalty of an
-        elementwise one.
+        of a shared cache meanwhile.
         """
-        curve = self._penalties.get(
-            (CACHE_MISS, code_of(packet)), self._penalties.get((CACHE_MISS, "next"))
-        )
+        curve = self._penalties.get((CACHE_MISS, "next"))
         if curve is None:
             return np.zeros(len(n_bytes))
         found = np.interp(_log2(n_bytes), *curve)

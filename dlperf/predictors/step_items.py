@@ -224,8 +224,7 @@ class StepItems:
         """
         if op.phase == "optimizer" and self.optimizer is not None:
             return 0.0
-        before_bytes = float(self.analysis.working_bytes[index - 1])
-        before = ReuseDistance(before_bytes) if index else self._whole_step
+        before = ReuseDistance(float(self.analysis.working_bytes[index - 1]))
         first_s, next_s = (self.caches.cold_start_s(code, before) for code in ("first", "next"))
         own_s = self.caches.operator_cold_start_s(op.packet, self._since(index))
         called_s = max(0.0, first_s - next_s) + own_s - self.cost_s("boxed_call")
@@ -266,15 +265,9 @@ class StepItems:
                 for distance in analysis.operand_distance
             ]
         )
-        packets = np.array([op.packet for op in self.trace.ops])[analysis.operand_op]
-        for packet in set(packets.tolist()):
-            which = packets == packet
-            working_bytes = analysis.working_bytes[analysis.operand_op[which]]
-            near = self.caches.miss_s_per_byte(packet, working_bytes)
-            far = self.caches.miss_s_per_byte(
-                packet, analysis.operand_distance[which], untouched_s[which]
-            )
-            extra_s[which] += analysis.operand_bytes[which] * np.maximum(far - near, 0.0)
+        near = self.caches.miss_s_per_byte(analysis.working_bytes[analysis.operand_op])
+        far = self.caches.miss_s_per_byte(analysis.operand_distance, untouched_s)
+        extra_s += analysis.operand_bytes * np.maximum(far - near, 0.0)
         return extra_s
 
     def _kernels(self) -> list[Item]:

@@ -187,10 +187,10 @@ class Difference:
 def compare_machines(first: Machine, second: Machine) -> Difference:
     """Ratios of times by family, bandwidth level and cost, over what both files contain."""
     ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
-    theirs = {(k.op.signature, k.threads): k.samples.median for k in second.kernels}
+    theirs = {(k.op.signature, k.threads): k.seconds for k in second.kernels}
     for kernel in sorted(first.kernels, key=lambda k: (k.family, k.threads)):
         if other_s := theirs.get((kernel.op.signature, kernel.threads)):
-            ratios[kernel.family, kernel.threads].append(other_s / kernel.samples.median)
+            ratios[kernel.family, kernel.threads].append(other_s / kernel.seconds)
     for threads in sorted(set(first.threads) & set(second.threads)):
         ours, others = (
             {roof.level: roof for roof in roofs_of(machine, threads).bandwidths}
@@ -200,11 +200,11 @@ def compare_machines(first: Machine, second: Machine) -> Difference:
             a, b = ours[level], others[level]
             if (a.kernel in STREAM_BYTES_PER_ELEMENT) == (b.kernel in STREAM_BYTES_PER_ELEMENT):
                 ratios[f"memory {level}", threads].append(a.bytes_per_s / b.bytes_per_s)
-    costs = {(c.key, c.threads): c.samples.minimum for c in second.costs}
+    costs = {(c.key, c.threads): c.value for c in second.costs}
     for cost in sorted(first.costs, key=lambda c: (c.key, c.threads)):
         other_s = costs.get((cost.key, cost.threads))
-        if other_s and cost.samples.median:
-            ratios[f"cost {cost.key}", cost.threads].append(other_s / cost.samples.median)
+        if other_s and cost.value:
+            ratios[f"cost {cost.key}", cost.threads].append(other_s / cost.value)
     found = [
         Ratio(*key, math.exp(fmean(map(math.log, values))), min(values), max(values), len(values))
         for key, values in ratios.items()

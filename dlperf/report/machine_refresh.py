@@ -14,15 +14,13 @@ from dlperf.core.clock import quantile
 from dlperf.core.machine import Kernel, Machine
 from dlperf.core.state import REFERENCE, Reading, State, mean_state, reading_of
 from dlperf.core.units import format_percent
-from dlperf.ops.blocking import is_contraction
+from dlperf.ops.reference_state import bound_of
 from dlperf.report.document import Column, format_error, format_table
 
 MOVED_FRAC = 0.08
 """Median change of a family beyond which it has moved: times of the same kernels in calibrations of
 one day differ by some 5 %.
 """
-_SMALL_S = 1e-5
-"""Time below which the call bounds a kernel that is no contraction."""
 
 
 @dataclass(frozen=True)
@@ -129,14 +127,3 @@ def compare(
     )
     now = None if reference is None else reading_of(readings).over(reference)
     return Refresh(machine, movements, now)
-
-
-def bound_of(kernel: Kernel, machine: Machine) -> str:
-    """What bounds a kernel with warm caches: arithmetic, its call, or the level that holds its
-    operands. Kernels of a machine file have no results whose bytes could be counted.
-    """
-    if is_contraction(kernel.op):
-        return "compute"
-    if kernel.seconds < _SMALL_S:
-        return "overhead"
-    return machine.level_of(sum(spec.nbytes for spec in kernel.op.inputs))

@@ -484,7 +484,7 @@ def test_operands_from_farther_away_cost_what_such_were_measured_to_cost() -> No
     )
 
 
-def test_operators_wait_for_far_operands_each_in_its_way() -> None:
+def test_products_wait_for_far_operands_too() -> None:
     operands = T(16, 16, storage=0), T(16, 64, storage=1)
     step = trace(
         Op("aten.mm.default", operands, outputs=(T(16, 64, storage=3),), layer="fc"),
@@ -494,12 +494,8 @@ def test_operators_wait_for_far_operands_each_in_its_way() -> None:
             Storage(T(16, 64).nbytes, born=0, dies=1),
         ),
     )
-    seconds = [
-        kernels(priced(step, machine(costs)))[0]["seconds"]
-        for costs in ({}, FAR, {**FAR, CostKey("cache_miss", "aten.mm", 4194304): 7e-11})
-    ]
+    seconds = [kernels(priced(step, machine(costs)))[0]["seconds"] for costs in ({}, FAR)]
     read = sum(spec.nbytes for spec in operands)
-    assert (seconds[1] - seconds[0]) / (seconds[2] - seconds[0]) == pytest.approx(1 / 7)
     assert read * 1e-11 <= seconds[1] - seconds[0] <= 2 * read * 1e-11 + T(16, 64).nbytes * 1e-11
 
 
@@ -609,12 +605,10 @@ def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
     at_once_s = priced(step, on).step.total_s
     assert at_once_s is not None
     sizes, between = np.array([4.0, 8.0]) * n, np.array([8.0, 4.0]) * n
-    warm = cost_model_of(on, 1).caches.miss_s_per_byte("aten.relu_", sizes)
+    warm = cost_model_of(on, 1).caches.miss_s_per_byte(sizes)
     extra_s = [
         sizes
-        @ np.maximum(
-            cost_model_of(on, 1).caches.miss_s_per_byte("aten.relu_", between, pause_s) - warm, 0.0
-        )
+        @ np.maximum(cost_model_of(on, 1).caches.miss_s_per_byte(between, pause_s) - warm, 0.0)
         for pause_s in (0.0, 0.01)
     ]
     assert (at_once, soon) == (1.0, 1.0)

@@ -20,6 +20,7 @@ from dlperf.core import host
 from dlperf.core.clock import Samples
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.machine import Kernel, Machine
+from dlperf.core.state import Reading
 from dlperf.core.trace import Op
 from dlperf.core.verification import SelfTest
 from dlperf.microbench import results, suite
@@ -44,6 +45,7 @@ class Worker:
     unsteady = 0
     passes = 1
     wants = 0
+    state: Callable[[str], float] | None = None
     chosen: list[dict[str, list[int]]]
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
@@ -71,16 +73,22 @@ class Worker:
                 yield broken
                 return
             yield json.dumps({"progress": 1}) + "\n"
+            state = type(self).state
+            factor = 1.0 if state is None else state(name)
+            n_readings = 0 if state is None else 9
+            first = job["n_readings"] + index * n_readings
             samples = Samples(
-                (self.seconds,) * (1 + index // len(job["groups"]))
+                (self.seconds * factor,) * (1 + index // len(job["groups"]))
             )  # a later pass tells the earlier one's, too
             kernel = Kernel(
                 Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else index),)),
                 name,
                 job["threads"],
                 samples,
+                (first + 4,) * len(samples.values) if n_readings else (),
             )
-            part = Machine(host.this_cpu(), (kernel,))
+            reading = Reading(*(1e-3 * factor,) * 6)
+            part = Machine(host.this_cpu(), (kernel,), readings=(reading,) * n_readings)
             switches = 100 * self.switches_per_s
             told = {
                 "group": name,
@@ -91,6 +99,7 @@ class Worker:
                 "unsteady": self.unsteady,
             }
             told |= {"left_out": self.left_out, "wholes_s": [list(self.wholes_s)]}
+            told |= {"readings": [[]]}
             yield json.dumps(told) + "\n"
         if self.wants:
             yield json.dumps({"wants": self.wants}) + "\n"
@@ -292,6 +301,45 @@ def test_what_is_finished_stays_and_is_not_measured_again(
     assert "m.json keeps 2 measured groups; going on with 1 more" in capsys.readouterr().err
     assert measured(worker)[1:] == [(1, ["three"])]
     assert len(Machine.load(path).kernels) == 3
+
+
+def test_times_are_normalised_once_all_readings_are_there(
+    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The clock slows down by 13 % before the last group; the calibration is interrupted there, and
+    goes on later. A target's operations are measured on a day that is slower still.
+    """
+    path = tmp_path / "m.json"
+
+    def fate(name: str) -> str | None:
+        if name == "three":
+            raise KeyboardInterrupt
+        return None
+
+    worker.state = staticmethod(lambda name: 1.13 if name == "three" else 1.0)  # type: ignore[assignment]
+    worker.fate = staticmethod(fate)  # type: ignore[assignment]
+    with pytest.raises(Interrupted):
+        suite.calibrate(path, mode="quick")
+    kept = Machine.load(path)
+    assert [one.readings for one in kept.kernels] == [(4,), (13,)]
+    assert kept.reference is None
+    worker.fate = staticmethod(lambda name: None)  # type: ignore[assignment]
+    machine = suite.calibrate(path, mode="quick")
+    assert [job["n_readings"] for job in worker.jobs] == [0, 18]
+    assert machine.reference == Reading(*(1e-3,) * 6)
+    assert [one.slowdown for one in machine.kernels] == [1.0, 1.0, 1.13]
+    worker.state = staticmethod(lambda name: 1.5)  # type: ignore[assignment]
+    suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
+    found = Machine.load(path)
+    assert found.reference == machine.reference
+    assert len(found.readings) == 36
+    assert [one.slowdown for one in found.kernels] == [1.0, 1.0, 1.13, 1.5]
+    assert [one.seconds for one in found.kernels] == pytest.approx([worker.seconds] * 4)
+    assert [one.samples.minimum for one in found.kernels[2:]] == pytest.approx(
+        [1.13 * worker.seconds, 1.5 * worker.seconds]
+    )
+    assert not any(one.readings for one in found.kernels)
+    assert found.contention_slowdown(1) == 1.0
 
 
 def test_the_same_command_goes_on_with_what_there_was_no_time_for(

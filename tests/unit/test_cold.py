@@ -15,7 +15,6 @@ from dlperf.core.machine import Bandwidth, Machine
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.microbench import cold_start, framework, stream, worker
 from dlperf.microbench.cold_work import Work
-from dlperf.microbench.operator_benchmark import build
 from dlperf.microbench.plan import Group, Point
 
 T = TensorSpec.contiguous
@@ -82,9 +81,6 @@ def test_operators_with_code_of_their_own_are_what_others_are_priced_by() -> Non
         {op.packet for op in ops}
         for ops in (cold_start.tiny_operators(), cold_start.further_operators())
     )
-    assert [op.packet for op in cold_start.tiny_operators()] == [
-        op.packet for op in cold_start.roomy_operators()
-    ]
     assert not tiny & further
     assert all(code_footprint.code_of(packet) == packet for packet in tiny | further)
     assert set(code_footprint._MEASURED.values()) <= tiny | further
@@ -113,26 +109,6 @@ def test_autograd_records_what_a_forward_calls(op: Op) -> None:
     made = cold_start._recorded(op)()
     first = made if isinstance(made, torch.Tensor) else made[0]  # type: ignore[index]
     assert first.requires_grad == ("backward" not in op.packet)
-
-
-@pytest.mark.parametrize(
-    "op",
-    [*cold_start.roomy_operators(), *cold_start.elementwise_operators((512, 128))],
-    ids=lambda op: op.packet,
-)
-def test_roomy_operands_fill_a_good_part_of_a_cores_own_caches(op: Op) -> None:
-    assert 2**17 < cold_start.operand_bytes(op) <= 2**20
-    build(op)()
-
-
-def test_what_an_operator_makes_counts_as_an_operand_but_in_place() -> None:
-    rows = T(512, 128)
-    assert cold_start.operand_bytes(Op("aten.relu.default", (rows,))) == 2 * rows.nbytes
-    assert cold_start.operand_bytes(Op("aten.mul_.Tensor", (rows, 0.5))) == rows.nbytes
-    assert (
-        cold_start.operand_bytes(Op("aten.native_dropout.default", (rows, 0.1, True)))
-        == 2 * rows.nbytes + rows.numel
-    )
 
 
 def test_what_neighbours_change_is_measured_in_several_passes(
@@ -181,6 +157,7 @@ def test_what_neighbours_change_is_measured_in_several_passes(
         "core_speed_s": 1.0,
         "asks": False,
         "measured": {},
+        "n_readings": 0,
     }
     worker.run(job, said.append)
     assert sorted(calls) == ["cold", "first cold", "retention", "retention"]

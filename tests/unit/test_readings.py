@@ -23,13 +23,17 @@ def test_a_reading_is_taken_where_the_last_one_is_old() -> None:
             taken.append(now_s)
             return reading(1.0 + now_s)
 
-    states = States(Probe(), lambda: now_s, 1.5)  # type: ignore[arg-type]
+    states = States(Probe(), lambda: now_s, 7, 1.5)  # type: ignore[arg-type]
+    found = []
     for moment in (0.0, 1.0, 1.4, 1.5, 2.0, 3.5):
         now_s = moment
-        states.read()
+        found.append(states.current())
+    assert found == [7, 7, 7, 8, 8, 9]  # seven were taken in an earlier process
     assert taken == [0.0, 1.5, 3.5]
     assert [one.core_s for one in states.unsent()] == [1.0, 2.5, 4.5]
     assert states.unsent() == ()
+    now_s = 9.0
+    assert (states.current(), len(states.unsent())) == (10, 1)
 
 
 def test_the_median_of_the_first_readings_is_the_reference() -> None:

@@ -14,7 +14,8 @@ from dlperf.core.machine import Kernel, Machine
 from dlperf.core.state import Reading
 from dlperf.core.state_probe import StateProbe
 from dlperf.microbench import refresh
-from dlperf.report.machine_refresh import bound_of, compare
+from dlperf.ops.reference_state import bound_of
+from dlperf.report.machine_refresh import compare
 
 ONE = Reading(1e-4, 1e-4, 1e-5, 1e-4, 1e-2, 1e-4)
 

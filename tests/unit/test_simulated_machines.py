@@ -15,7 +15,8 @@ import torch
 from dlperf.core import host
 from dlperf.core.clock import Clock, CoreSpeed, Samples
 from dlperf.core.costs import Cost, CostKey
-from dlperf.core.machine import Cpu, Machine
+from dlperf.core.machine import Bandwidth, Cpu, Machine
+from dlperf.core.state import Reading
 from dlperf.core.trace import Op
 from dlperf.microbench import (
     ceilings,
@@ -30,6 +31,7 @@ from dlperf.microbench import (
     threads,
     worker,
 )
+from dlperf.microbench.results import merged
 from dlperf.predictors.kernel_cost_model import KernelCostModel, fit_kernel_models
 
 CPU = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), 2**34)
@@ -56,6 +58,10 @@ class Simulation:
     def spend(self, seconds: float) -> None:
         self.time_s += seconds * self.speed(self.time_s)
 
+    def read(self, rounds: int) -> Reading:
+        """A probe of its state: everything is as slow as the core."""
+        return Reading(*(1e-3 * self.speed(self.time_s),) * 6)
+
     def build(self, op: Op, grad: bool = False) -> Callable[[], object]:
         n_bytes = sum(spec.numel * spec.item_bytes for spec in op.inputs)
         return lambda: self.spend(self.call_s + n_bytes * self.byte_s)
@@ -73,9 +79,8 @@ class Told:
 
     def say(self, message: dict[str, Any]) -> None:
         if "group" in message:
-            part = Machine.from_json(message["part"])
-            self.machine = self.machine.with_kernels(part.kernels)
-            if part.kernels:
+            self.machine = merged(self.machine, message, 1)
+            if message["part"]["kernels"]:
                 self.left_out[message["group"]] = message["left_out"]
             else:
                 self.costs.append(message["group"])
@@ -93,12 +98,17 @@ def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
             simulation.spend(1e-3)
         return [Cost(CostKey("fork_join"), 1, Samples((1.0,)))]
 
+    def sweeps(*arguments: Any) -> tuple[list[Bandwidth], list[Cost]]:
+        greedy(arguments[-1])
+        return [], []
+
     monkeypatch.setattr(host, "this_cpu", lambda: CPU)
+    monkeypatch.setattr(worker, "StateProbe", lambda cpu: simulation)
     for module in (framework, memory, threads, loop, ddp):
         monkeypatch.setattr(module, "measure", lambda *arguments: greedy(arguments[-1]))
     monkeypatch.setattr(memory, "measure_residency", lambda *arguments: [])
     monkeypatch.setattr(stream, "measure_residency", lambda *arguments: [])
-    monkeypatch.setattr(stream, "measure", lambda *arguments: ([], greedy(arguments[-1])))
+    monkeypatch.setattr(stream, "measure", sweeps)
     monkeypatch.setattr(ceilings, "measure", lambda *arguments: ([], greedy(arguments[-1])))
     monkeypatch.setattr(loader, "measure", lambda *arguments: (greedy(arguments[-1]), []))
     monkeypatch.setattr(cold_start, "measure", lambda *arguments: {})
@@ -113,6 +123,7 @@ def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
         "core_speed_s": math.inf,
         "asks": False,
         "measured": {},
+        "n_readings": 0,
     }
     told = Told()
     worker.run(

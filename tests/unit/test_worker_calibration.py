@@ -143,6 +143,7 @@ ANSWER = {
     "unsteady": 0,
     "left_out": 0,
     "wholes_s": [],
+    "readings": [],
 }
 
 

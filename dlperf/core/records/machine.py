@@ -22,6 +22,7 @@ from dlperf.core.records.trace import TensorRecord
 from dlperf.core.state import Reading
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
+Slowdown = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Octaves = Annotated[float, Meta(ge=1e-9, le=1e6)]
 Error = Annotated[float, Meta(ge=0, le=1e12)]
 
@@ -45,6 +46,8 @@ class BandwidthRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     threads: Threads  #: Number of threads.
     working_set_bytes: Positive  #: Bytes of all arrays.
     moved_bytes: Positive  #: Bytes of a sweep, counted as STREAM does.
+    readings: tuple[Whole, ...] = ()  #: Readings around it, of an unfinished calibration.
+    slowdown: Slowdown = 1.0  #: Of its samples over the reference state.
 
 
 class CostRecord(Struct, gc=False, kw_only=True):
@@ -59,6 +62,8 @@ class CostRecord(Struct, gc=False, kw_only=True):
     statistic: Name  #: Statistic of the samples that counts.
     samples: Annotated[list[Seconds], Meta(min_length=1)]  #: Raw samples.
     disturbed: Whole = 0  #: Samples that were dropped.
+    readings: tuple[Whole, ...] = ()  #: Readings meanwhile, of an unfinished calibration.
+    slowdown: Slowdown = 1.0  #: Of the statistic over the reference state.
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ class KernelRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     family: Name  #: Family of kernels.
     op: KernelOpRecord  #: The call.
     threads: Threads  #: Number of threads.
+    readings: tuple[Whole, ...] = ()  #: Readings before its samples, of an unfinished calibration.
+    slowdown: Slowdown = 1.0  #: Of the least sample over the reference state.
 
 
 class MachineRecord(Struct, gc=False):
@@ -125,7 +132,7 @@ class MachineRecord(Struct, gc=False):
     coverage: tuple[Coverage, ...]  #: Points by group.
     disturbances: tuple[Disturbance, ...]  #: Groups that co-tenants disturbed.
     self_tests: tuple[SelfTest, ...]  #: Steps of random networks.
-    reference: Reading | None  #: The median reading of the calibration.
+    reference: Reading | None  #: The reading to whose state times are normalised.
     readings: tuple[Reading, ...]  #: Readings of the machine's state.
     co_runs: list[CoRunRecord] = []  #: Worker processes at once.
     data_sheet: DataSheet | None = None  #: A device by its data sheet; null if measured.

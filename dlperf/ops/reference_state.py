@@ -1,0 +1,157 @@
+"""Normalises the times of a machine file to its reference state.
+
+A sample that was taken in another state of the machine is divided by the slowdown, then, of what
+bounds it. Raw samples stay in the file.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dlperf.core.clock import quantile
+from dlperf.core.costs import ARITHMETIC, KINDS, LOWER_QUARTILE, MEDIAN, Cost
+from dlperf.core.machine import Bandwidth, Kernel, Machine
+from dlperf.core.readings import first_referred, with_reference
+from dlperf.core.state import Reading, State, reading_of
+from dlperf.ops.blocking import is_contraction
+
+_WINDOW = 9
+"""Readings whose median counts for the one in their middle: a single one repeats within some
+percent, states last for many.
+"""
+_SMALL_S = 1e-5
+"""Time below which the call bounds a kernel that is no contraction."""
+_PAGE_COSTS = ("page_fault", "page_release", "huge_page_fault")
+
+
+def at_reference(machine: Machine) -> Machine:
+    """The machine with the slowdown of each entry over the reference state, in the place of the
+    readings at its samples.
+
+    The first calibration of a file defines its reference. Entries without readings stay as they
+    are.
+    """
+    machine = with_reference(machine)
+    course = StateCourse.of(machine)
+    if course is None:
+        return machine
+    return replace(
+        machine,
+        kernels=tuple(normalised(one, course, machine) for one in machine.kernels),
+        bandwidths=tuple(
+            _bandwidth_at_reference(one, course, machine) for one in machine.bandwidths
+        ),
+        costs=tuple(_cost_at_reference(one, course, machine) for one in machine.costs),
+    )
+
+
+@dataclass(frozen=True)
+class StateCourse:
+    """States of a machine over the time in which entries of its file were measured: running medians
+    of readings, from the `first` on that an entry refers to.
+    """
+
+    first: int
+    states: tuple[State, ...]
+
+    @classmethod
+    def of(cls, machine: Machine) -> StateCourse | None:
+        """The course of a machine; None where no entry refers to a reading."""
+        first = first_referred(machine)
+        if first is None or not (taken := machine.readings[first:]):
+            return None
+        reference = machine.reference or reading_of(machine.readings)
+        return cls(first, tuple(reading.over(reference) for reading in smoothed(taken)))
+
+    def factors(self, numbers: Sequence[int], bound: str) -> list[float]:
+        """Slowdowns of what something bounds at readings; those that are not there are left out."""
+        indices = (number - self.first for number in numbers)
+        known = (index for index in indices if 0 <= index < len(self.states))
+        return [self.states[index].factor(bound) for index in known]
+
+    def after(self, number: int, bound: str) -> float:
+        """Slowdown of a sample between a reading and the next one: the lesser of the two. A
+        slowdown that ended before a sample makes it no shorter.
+        """
+        return min(self.factors((number, number + 1), bound), default=1.0)
+
+
+def smoothed(readings: Sequence[Reading]) -> list[Reading]:
+    """Running medians of readings, of as many before as after. An end is the lesser of two."""
+    found = []
+    for index in range(len(readings)):
+        half = min(index, len(readings) - 1 - index, _WINDOW // 2)
+        around = readings[max(0, index - max(1, half)) : index + max(1, half) + 1]
+        found.append(reading_of(around, 0.5 if half else 0.0))
+    return found
+
+
+def normalised(kernel: Kernel, course: StateCourse | None, machine: Machine) -> Kernel:
+    """A kernel with the slowdown of its least sample, after each was divided by its own."""
+    values, numbers = kernel.samples.values, kernel.readings
+    n_before = len(values) - len(numbers)
+    if course is None or not numbers or n_before < 0:
+        return replace(kernel, readings=()) if numbers else kernel
+    bound = bound_of(kernel, machine)
+    earlier = [value / kernel.slowdown for value in values[:n_before]]
+    later = [value / course.after(at, bound) for value, at in zip(values[n_before:], numbers)]
+    least_s = min(earlier + later)
+    slowdown = _rounded(kernel.samples.minimum / least_s) if least_s else 1.0
+    return replace(kernel, slowdown=slowdown, readings=())
+
+
+def _bandwidth_at_reference(one: Bandwidth, course: StateCourse, machine: Machine) -> Bandwidth:
+    """A sweep with the lesser slowdown of the readings around it."""
+    if not one.readings:
+        return one
+    factors = course.factors(one.readings, machine.level_of(one.working_set_bytes))
+    return replace(one, slowdown=_rounded(min(factors, default=1.0)), readings=())
+
+
+def _cost_at_reference(cost: Cost, course: StateCourse, machine: Machine) -> Cost:
+    """A cost with the slowdown of the statistic that counts of its samples, of readings meanwhile.
+    A factor is relative already.
+    """
+    kind = KINDS[cost.key.kind]
+    if not cost.readings:
+        return cost
+    factors = course.factors(cost.readings, _bound_of_cost(cost, machine))
+    if kind.unit == "factor" or not factors:
+        slowdown = 1.0
+    elif kind.statistic == LOWER_QUARTILE:
+        slowdown = quantile(factors, 0.25)
+    else:
+        slowdown = statistics.median(factors) if kind.statistic == MEDIAN else min(factors)
+    return replace(cost, slowdown=_rounded(slowdown), readings=())
+
+
+def _rounded(slowdown: float) -> float:
+    """As in a file, where each kernel has one."""
+    return float(f"{slowdown:.4g}")
+
+
+def bound_of(kernel: Kernel, machine: Machine) -> str:
+    """What bounds a kernel with warm caches: arithmetic, its call, or the level that holds its
+    operands. Kernels of a machine file have no results whose bytes could be counted.
+    """
+    if is_contraction(kernel.op):
+        return "compute"
+    if kernel.seconds < _SMALL_S:
+        return "overhead"
+    return machine.level_of(sum(spec.nbytes for spec in kernel.op.inputs))
+
+
+def _bound_of_cost(cost: Cost, machine: Machine) -> str:
+    """What bounds a cost: the system, arithmetic, the level that holds its bytes, or the
+    interpreter.
+    """
+    kind = cost.key.kind
+    if kind in _PAGE_COSTS:
+        return "page-faults"
+    if kind == ARITHMETIC:
+        return "compute"
+    if KINDS[kind].unit == "s/byte":
+        return machine.level_of(cost.key.at) if cost.key.at else "DRAM"
+    return "overhead"
