@@ -87,12 +87,18 @@ class TrainingSearch:
         self._ids: list[int] = []
         self._with_batch: list[bool] = []
         self._has_batch = False
+        self._n_known = 0
         self.n_backwards = 0
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether many steps belonged to no module that was called."""
-        return len(self._ids) >= _MOST_STEPS and not self._trained(self._optimizers.values())
+        """Whether many steps of this search belonged to no module that was called."""
+        n_steps = len(self._ids) - self._n_known
+        return n_steps >= _MOST_STEPS and not self._trained(self._optimizers.values())
+
+    def begin_anew(self) -> None:
+        """The training that was known has changed its rhythm."""
+        self._n_known = len(self._ids)
 
     def enter(self, module: nn.Module) -> bool:
         """A module is called. Returns whether this may begin the first step."""

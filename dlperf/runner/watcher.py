@@ -231,6 +231,7 @@ class Watcher:
     def _seek(self) -> None:
         """Search for a training, anew where the program's rhythm has changed."""
         self.stage, self.watched, self._found = SEEK, None, None
+        self._search.begin_anew()
         self._probe = self._last_end = self._stepper = None
         self._step, self._in_pass = WatchedStep(), False
         if self._is_compiled or self._undo_search:
