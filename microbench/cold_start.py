@@ -358,12 +358,12 @@ class _Bench:
             take_single(lambda: prepare(work), _N_SAMPLES, self.clock)  # noqa: B023
             for work in (lambda: None, other)
         )
-        return [max(0.0, value - warm.minimum) for value in taken.values]
+        return [max(0.0, value - warm.median) for value in taken.values]
 
 
 def _after(calls: Sequence[Call], other: Call, n_samples: int, clock: Clock) -> list[list[float]]:
-    """Seconds that calls, one right after the other, take more after other work than without it,
-    for each of them.
+    """Seconds that calls, one right after the other, take more after other work than they usually
+    take without it, for each of them. Over the least of them, interference would count as well.
     """
     taken: tuple[list[list[tuple[float, bool]]], ...] = ([], [])  # warm and cold, by turn and call
     for turn in range(2 * n_samples):
@@ -385,6 +385,6 @@ def _after(calls: Sequence[Call], other: Call, n_samples: int, clock: Clock) -> 
             found.append([(end - begin, disturbed) for begin, end in itertools.pairwise(times)])
     warm, cold = ([undisturbed(pairs, least_frac=0.0) for pairs in zip(*found)] for found in taken)
     return [
-        [max(0.0, value - without.minimum) for value in after.values]
+        [max(0.0, value - without.median) for value in after.values]
         for without, after in zip(warm, cold)
     ]

@@ -158,7 +158,7 @@ def framework_slowdown(mean_s: float, while_measured: Sequence[float], state: fl
     return max(1.0, mean_s / quantile(while_measured, _FAST) / state)
 
 
-_READ_EVERY_S = {"quick": 0.5, "full": 1.5, "thorough": 5.0}
+_READ_EVERY_S = {"quick": 1.0, "full": 1.5, "thorough": 5.0}
 _ROUNDS, _END_ROUNDS = 3, 8
 """Rounds of a reading, and of the first and the last one: at the ends there are no others around
 that a median could be taken of.
