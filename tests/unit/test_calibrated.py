@@ -157,7 +157,7 @@ def test_operators_in_a_dtype_without_models_share_a_note() -> None:
     named = "aten.relu, aten.abs, aten.neg"
     assert note("relu", "abs", "neg") == f"{named} in float64 have {as_which}"
     assert (
-        note("relu", "abs", "neg", "exp", "sqrt")
+        note("relu", "abs", "neg", "sign", "sqrt")
         == f"{named} and 2 more in float64 have {as_which}"
     )
 

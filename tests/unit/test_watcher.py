@@ -216,8 +216,9 @@ def test_too_short_a_loop_says_how_many_steps_were_seen_and_are_needed(n: int) -
 
 
 def test_a_training_in_another_thread_is_said_to_be_there() -> None:
-    with profile() as watching:
-        thread = threading.Thread(target=train, args=(Net(), 30, nn.CrossEntropyLoss()))
+    model = Net()
+    with profile(model) as watching:
+        thread = threading.Thread(target=train, args=(model, 30, nn.CrossEntropyLoss()))
         thread.start()
         thread.join()
     with pytest.raises(DlperfError) as raised:
@@ -229,12 +230,13 @@ def test_a_training_in_another_thread_is_said_to_be_there() -> None:
 
 
 def test_where_no_step_was_seen_other_processes_are_named() -> None:
-    with profile() as watching:
+    model = Net()
+    with profile(model) as watching:
         pass
     with pytest.raises(DlperfError, match="in processes of its own, they are not watched"):
         watching.report()
-    with profile() as watching:
-        train(Net(), 1, nn.CrossEntropyLoss())
+    with profile(model) as watching:
+        train(model, 1, nn.CrossEntropyLoss())
     with pytest.raises(DlperfError, match="1 optimizer step was seen, at least 7") as raised:
         watching.report()
     assert "processes" not in str(raised.value)
@@ -252,7 +254,7 @@ def test_closures_are_no_optimizer_steps(n: int) -> None:
         loss.backward()
         return loss
 
-    with profile() as watching:
+    with profile(model) as watching:
         for _ in range(n):
             optimizer.step(closure)
     with pytest.raises(DlperfError, match=rf"\W{n} optimizer steps? w\w+ seen, at least 7"):
@@ -262,7 +264,7 @@ def test_closures_are_no_optimizer_steps(n: int) -> None:
 def test_steps_that_make_no_training_are_counted_without_a_number_that_is_needed() -> None:
     model, other = Net(), nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([other], lr=0.1)
-    with profile() as watching:
+    with profile(model) as watching:
         for _ in range(20):
             model(torch.randn(5, 6))
             other.sum().backward()
