@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,8 @@ from dlperf.predictors.resources import Array, resources_of
 
 LEAST_KERNEL_S = 2e-7
 _TINY = 16
+_MOST_NAMED = 3
+"""Operators that a note names."""
 _COMPILED_CALL = (("forward", 18, 2.0), ("backward", 5, 2.5))
 """Overhead of a call of a compiled module: guards, and the functions around its graphs. By phase,
 in calls of modules, and in look-ups of each parameter: medians over stacks of 1 to 40 small layers
@@ -81,6 +83,21 @@ def _shrink(argument: Argument) -> Argument:
     return argument
 
 
+def _substitute_note(packets: Sequence[str], wanted: str, variant: str) -> str:
+    """The operators that the models of another dtype price, the first ones by name.
+
+    >>> _substitute_note(["aten.mm", "aten.relu"], "float64", "float32")[:44]
+    'aten.mm, aten.relu in float64 have no kernel'
+    """
+    named, n_more = ", ".join(packets[:_MOST_NAMED]), len(packets) - _MOST_NAMED
+    more = f" and {n_more} more" if n_more > 0 else ""
+    have = "have" if len(packets) > 1 else "has"
+    return (
+        f"{named}{more} in {wanted} {have} no kernel model: priced as in {variant}, which may be"
+        " far off"
+    )
+
+
 def optimizer_costs(trace: Trace, cost_model: KernelCostModel) -> OptimizerCosts:
     """The costs of the trace's optimizer: measured for its class and loop, else from a line through
     the measured ones over ops a tensor.
@@ -124,6 +141,7 @@ class StepItems:
         self.caches, self.cost_s = cost_model.caches, cost_model.cost_s
         self.measured_threads = measured_threads
         self.notes: set[str] = set()
+        self._substituted: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         self.exact: set[int] = set()
         self.optimizer = None if trace.optimizer is None else optimizer_costs(trace, cost_model)
         distinct = {op.signature: op for op in trace.ops}
@@ -137,6 +155,7 @@ class StepItems:
             seconds, source = self._kernel_time(index, op)
             self.kernel_s.append(seconds)
             self.source.append(self._source(source))
+        self.notes |= {_substitute_note([*of], *pair) for pair, of in self._substituted.items()}
         self.stand_still(0.0)
 
     def _source(self, source: str) -> str:
@@ -205,10 +224,7 @@ class StepItems:
                 for names in (wanted, variant)
             ]
             if "float" in formats[0] and formats[0] != formats[1]:
-                self.notes.add(
-                    f"{op.packet} in {formats[0]} has no kernel model: priced as in {formats[1]},"
-                    " which may be far off"
-                )
+                self._substituted[formats[0], formats[1]][op.packet] = None
             elif wanted[0].startswith("conv") and wanted[2:3] != variant[2:3]:
                 self.notes.add(
                     f"{op.packet} of kind {wanted[2]} in {formats[0]} has no kernel model: priced"

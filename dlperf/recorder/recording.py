@@ -240,24 +240,26 @@ class _Attempt:
         if built.optimizer is not None:
             enter("zero_grad", "the optimizer's zero_grad")
             built.optimizer.zero_grad()
-        enter("forward", "the model's forward")
-        try:
-            if code is not None:
-                code.start()
-            output = built.forward()
-        finally:
-            if code is not None:
-                code.stop()
-        if built.loss is None or built.optimizer is None:
-            return
-        self._enter("the loss")
-        stack.enter(LOSS)
-        scalar = built.loss(output)
-        stack.leave(LOSS)
-        check_loss(self._target.spec, scalar)
-        enter("backward", "the backward")
-        stack.begin_backward()
-        scalar.backward()  # type: ignore[no-untyped-call]
+        for _ in range(built.n_passes):
+            enter("forward", "the model's forward")
+            try:
+                if code is not None:
+                    code.start()
+                output = built.forward()
+            finally:
+                if code is not None:
+                    code.stop()
+            if built.loss is None or built.optimizer is None:
+                return
+            self._enter("the loss")
+            stack.enter(LOSS)
+            scalar = built.loss(output)
+            stack.leave(LOSS)
+            check_loss(self._target.spec, scalar)
+            enter("backward", "the backward")
+            stack.begin_backward()
+            scalar.backward()  # type: ignore[no-untyped-call]
+        assert built.optimizer is not None
         enter("optimizer", "the optimizer's step")
         built.optimizer.step()
         self._enter("the end of the step")

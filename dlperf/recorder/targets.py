@@ -34,13 +34,14 @@ class Built:
     """The parts of a step: model, inputs, loss, optimizer.
 
     `inputs` is a tuple of positional or a dict of keyword arguments. `loss` and `optimizer` are
-    None for inference.
+    None for inference. `n_passes`: forwards, each with a backward, of one training step.
     """
 
     model: nn.Module
     inputs: tuple[Any, ...] | dict[str, Any]
     loss: Callable[[Any], torch.Tensor] | None
     optimizer: torch.optim.Optimizer | None = None
+    n_passes: int = 1
 
     def forward(self, inputs: tuple[Any, ...] | dict[str, Any] | None = None) -> Any:
         """The model's output on `inputs` (default: its own)."""
@@ -51,10 +52,12 @@ class Built:
         """One training step, or one forward pass where there is no loss, on `inputs`."""
         if self.optimizer is not None:
             self.optimizer.zero_grad()
-        output = self.forward(inputs)
+        for _ in range(self.n_passes):
+            output = self.forward(inputs)
+            if self.loss is not None and self.optimizer is not None:
+                scalar = self.loss(output)
+                scalar.backward()  # type: ignore[no-untyped-call]
         if self.loss is not None and self.optimizer is not None:
-            scalar = self.loss(output)
-            scalar.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
 
 

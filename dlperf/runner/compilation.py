@@ -69,16 +69,6 @@ class Compilations:
         """The module that is compiled, where it is the only one."""
         return self._compiled[0][0] if len(self._compiled) == 1 else None
 
-    def watch_call(self, then: Callable[[Any, Any, Any], None]) -> Callable[[], None] | None:
-        """As :meth:`watch_calls`, for the next call alone."""
-
-        def undo_first() -> None:
-            if undo is not None:
-                undo()
-
-        undo = self.watch_calls(undo_first, then)
-        return undo
-
     def watch_calls(
         self, before: Callable[[], None], after: Callable[[Any, Any, Any], None]
     ) -> Callable[[], None] | None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dlperf.core.clock import undisturbed
+from dlperf.core.clock import Clock, undisturbed
 from dlperf.core.units import format_percent, format_seconds
 from dlperf.runner.watched_training import WatchedStep
 
@@ -91,6 +91,26 @@ def core_times_s() -> tuple[float, float | None]:
     except (OSError, ValueError):
         return used_s, None
     return used_s, int(waited_ns) * 1e-9 if int(n_slices) else None
+
+
+class SystemReadings:
+    """What the system tells of a step: a lost core, its processor time and its wait for a core."""
+
+    def __init__(self) -> None:
+        self._switches = 0
+        self._core_times_s: tuple[float, float | None] = (0.0, None)
+
+    def begin(self, clock: Clock) -> None:
+        """A step begins."""
+        self._switches, self._core_times_s = clock.switches(), core_times_s()
+
+    def end(self, step: WatchedStep, clock: Clock) -> None:
+        """The step ends: note what was read."""
+        step.disturbed = clock.switches() != self._switches
+        (used_s, waited_s), (used_before_s, before_s) = core_times_s(), self._core_times_s
+        step.processor_s = used_s - used_before_s
+        if waited_s is not None and before_s is not None:
+            step.queue_wait_s = waited_s - before_s
 
 
 def disturbance_of(

@@ -59,8 +59,8 @@ class EpochLog:
 
     Its overhead is a call per epoch, a clock reading and an addition per step. A pass without an
     optimizer step (validation) makes no epoch and does not end the one that it interrupts.
-    Until :meth:`follow` every optimizer's steps count. `on_pass` is called with each pass that
-    begins, its loader, and the frame that began it; it may not raise.
+    Until :meth:`follow` every optimizer's steps count; those in other threads never do. `on_pass`
+    is called with each pass that begins, its loader, and the frame that began it; it may not raise.
     """
 
     def __init__(self, clock: Clock = Clock()) -> None:
@@ -78,7 +78,7 @@ class EpochLog:
         self.began: float | None = None  # the first step's first call of a model, where seen
         self.first_step: float | None = None
         self.last_step: float | None = None
-        self.n_steps = 0
+        self.n_steps = self.n_in_other_threads = 0
         self.updates_per_step = 1
         self.n_ahead = 0  # further steps that have begun when one is counted
 
@@ -107,6 +107,9 @@ class EpochLog:
         return iterator
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if threading.get_ident() != self._thread:
+            self.n_in_other_threads += 1
+            return
         self._n_seen += 1
         if self._last is None or self._last is optimizer:
             self._turn = (self._turn + 1) % self._every

@@ -54,6 +54,7 @@ TRACED = (
     "Python was traced (coverage, a debugger, a profiler): steps are slower, and the core speed was"
     " not sampled"
 )
+_IN_PROCESSES = "; if it trains in processes of its own, they are not watched"
 _APART_FRAC = 0.5
 """Layers and step come from different steps, few of each: smaller differences are noise."""
 
@@ -62,10 +63,11 @@ _APART_FRAC = 0.5
 class EpochForecast:
     """The forecast of an epoch after the first watched steps, and the measured epochs, in seconds.
 
-    `n_steps`: optimizer steps of an epoch. `from_steps_s`: n_steps times the mean watched interval
-    between the ends of steps, so with loading and whatever else the loop does.
-    `from_prediction_s`: n_steps times the predicted step plus what the loop was seen to do around
-    it. `is_epoch`: False where no loader told an epoch's length; then it is of all steps.
+    `n_steps`: optimizer steps of an epoch, up to a break that the live ETA knows. `from_steps_s`:
+    n_steps times the mean watched interval between the ends of steps, so with loading and whatever
+    else the loop does. `from_prediction_s`: n_steps times the predicted step plus what the loop was
+    seen to do around it. `is_epoch`: False where no loader told an epoch's length; then it is of
+    all steps.
     """
 
     n_steps: int
@@ -288,25 +290,24 @@ class Findings:
         return None
 
     def _recorded_afterwards(self) -> Trace:
-        """The step of a compiled model, run eagerly with the inputs that were seen."""
-        from dlperf.recorder.recording import record
+        """The step of a compiled model, run eagerly with the inputs of its first pass."""
+        from dlperf.recorder.recording import record_target
+        from dlperf.recorder.targets import Target, mean_of_output
 
         watched, model = self.watched, self.watched.model
         if watched.loss is None:
             self.notes.append(
                 "the model returns no loss; the prediction takes the mean of the output instead"
             )
+        inputs, loss = inputs_of(model, watched.inputs), watched.loss or mean_of_output
+        parts = (model, inputs, loss, watched.optimizers[0])
+        target = Target(self.name, self.batch_size, False, lambda _: parts).changed(
+            lambda built: replace(built, n_passes=self.n_passes)
+        )
         flags = {module: module.training for module in model.modules()}
         try:
             _set_flags(watched.flags or {})
-            return record(
-                model,
-                inputs_of(model, watched.inputs),
-                loss=watched.loss,
-                optimizer=watched.optimizers[0],
-                target=self.name,
-                batch_size=self.batch_size,
-            )
+            return record_target(target)
         finally:
             _set_flags(flags)
 
@@ -406,6 +407,9 @@ class Findings:
         if batches is not None:
             per_step = self.watched.n_batches
             n_steps, least = max(1, math.ceil(batches / per_step)), batches // per_step
+            forecast = None if self.live is None else self.live.first
+            if forecast is not None and forecast.steps and forecast.steps < least:
+                n_steps, least = math.ceil(forecast.steps), math.floor(forecast.steps)
             measured_s = tuple(epoch.seconds for epoch in epochs if epoch.n_steps >= least)
         elif is_epoch:
             n_steps, measured_s = epochs[0].n_steps, tuple(epoch.seconds for epoch in epochs)
@@ -433,19 +437,30 @@ def why_no_training(watcher: Watcher) -> str:
     """The reason, in one line, why a watcher has no findings."""
     if watcher.reason is not None:
         return f"no training to watch: {watcher.reason}"
-    if watcher.watched is None:
+    n, n_elsewhere = watcher.epochs.n_steps, watcher.epochs.n_in_other_threads
+    seen = _steps_seen(watcher) if n < watcher.plan.n_least else _counted(n)
+    if watcher.watched is not None:
+        return f"the training of {watcher.watched.root_type} ended too early: {seen}"
+    if n < n_elsewhere:
         return (
-            "no training was found: no module called in training mode was stepped by optimizers in"
-            f" a period, or ran backward eight times without any ({_steps_seen(watcher)})"
+            "no training was found: it trains in another thread, which is not watched"
+            f" ({_counted(n_elsewhere)} there)"
         )
-    return f"the training of {watcher.watched.root_type} ended too early: {_steps_seen(watcher)}"
+    return (
+        "no training was found: no module called in training mode was stepped by optimizers in"
+        f" a period, or ran backward eight times without any ({seen})"
+        f"{_IN_PROCESSES if not n else ''}"
+    )
 
 
 def _steps_seen(watcher: Watcher) -> str:
     """The number of optimizer steps seen, and how many are needed."""
-    n, plan = watcher.epochs.n_steps, watcher.plan
-    seen = f"{n} optimizer step{'s were' if n != 1 else ' was'} seen"
+    seen, plan = _counted(watcher.epochs.n_steps), watcher.plan
     return f"{seen}, at least {plan.n_least} are needed, {plan.n_steps} with the times of layers"
+
+
+def _counted(n: int) -> str:
+    return f"{n} optimizer step{'s were' if n != 1 else ' was'} seen"
 
 
 def inputs_of(

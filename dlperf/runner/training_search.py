@@ -139,10 +139,13 @@ class TrainingSearch:
         optimizers = tuple(self._optimizers[one] for one in self._ids[-length:])
         return self._found(self._trained(optimizers), optimizers)
 
-    def backward_ended(self) -> FoundTraining | None:
-        """A backward has ended. Returns the training where parameters are updated by hand."""
+    def backward_ended(self, is_in_step: bool = False) -> FoundTraining | None:
+        """A backward has ended. Returns the training where parameters are updated by hand.
+
+        `is_in_step`: it ran in an optimizer's step, so in a closure.
+        """
         self.n_backwards += 1
-        if self._ids or self.n_backwards < BY_HAND_BACKWARDS:
+        if is_in_step or self._ids or self.n_backwards < BY_HAND_BACKWARDS:
             return None
         called = self._chosen(
             {

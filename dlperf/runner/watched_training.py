@@ -21,6 +21,7 @@ from dlperf.profiler.probe import LayerProbe
 from dlperf.recorder.accelerator import accelerator_of, device_clock
 from dlperf.recorder.compiled_recording import CompiledRecording, WatchCalls
 from dlperf.recorder.live_recording import OUTSIDE, LiveRecording
+from dlperf.recorder.tensors import parameters_in
 from dlperf.runner.compilation import scalar_of
 from dlperf.runner.epoch_log import LoaderProgress
 
@@ -154,9 +155,10 @@ class WatchedTraining:
     recording of a step of a compiled model. `optimizers`: those of
     one period, in their order. `reducer`: the options of the DistributedDataParallel around the
     model. `inputs`, `loss`, `flags` (the modules' training flags): what is needed to record a step
-    afterwards, of a compiled model. `with_gradient`: ids of the parameters that have a gradient.
-    `load`: the system's load while the steps were watched. `device`: the accelerator that they ran
-    on; `device_memory`: what its allocator had at most until they were watched.
+    afterwards, of a compiled model; `n_calls`: its calls in one period. `with_gradient`: ids of the
+    parameters that have a gradient. `load`: the system's load while the steps were watched.
+    `device`: the accelerator that they ran on; `device_memory`: what its allocator had at most
+    until they were watched.
     """
 
     roots: tuple[nn.Module, ...]
@@ -170,6 +172,7 @@ class WatchedTraining:
     inputs: Any = None
     loss: Callable[[Any], Any] | None = None
     flags: Mapping[nn.Module, bool] | None = None
+    n_calls: int = 0
     with_gradient: frozenset[int] = frozenset()
     threads: int = 1
     reducer: ReducerOptions | None = None
@@ -219,10 +222,26 @@ class WatchedTraining:
         return recording
 
     def note_call(self, args: Any, kwargs: Any, output: Any) -> None:
-        """Keep what is needed to record the step afterwards, from a call of a compiled model."""
+        """Count a call of a compiled model in training. Of the first one, keep what is needed to
+        record the step afterwards.
+        """
+        if not (self.model.training and torch.is_grad_enabled()):
+            return
+        self.n_calls += 1
+        if self.n_calls > 1:
+            return
         self.inputs = pytree.tree_map(_detached, (args, kwargs))
         self.flags = {module: module.training for module in self.model.modules()}
         self.loss = None if scalar_of(output) is None else scalar_of
+
+    def note_gradients(self) -> None:
+        """Note which of the optimizers' parameters have a gradient now."""
+        self.with_gradient = frozenset(
+            id(parameter)
+            for optimizer in self.optimizers
+            for parameter in parameters_in(optimizer)
+            if parameter.grad is not None
+        )
 
     @property
     def distinct_optimizers(self) -> list[Any]:

@@ -32,7 +32,6 @@ from dlperf.profiler.layer_times import HookOverhead
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
 from dlperf.recorder.compiled_recording import CompiledRecording, has_compiled_graph
 from dlperf.recorder.live_recording import OUTSIDE, LiveRecording
-from dlperf.recorder.tensors import parameters_in
 from dlperf.runner.communication_recording import StepMark
 from dlperf.runner.compilation import (
     COMPILED,
@@ -44,7 +43,7 @@ from dlperf.runner.compilation import (
     module_stepped_by,
 )
 from dlperf.runner.core_speed import SpeedSamples, is_traced
-from dlperf.runner.disturbance import core_times_s, system_load
+from dlperf.runner.disturbance import SystemReadings, system_load
 from dlperf.runner.epoch_log import EpochLog
 from dlperf.runner.training_search import (
     FoundTraining,
@@ -83,6 +82,7 @@ class Watcher:
         self._undo: list[Callable[[], object]] = []
         self._undo_search: list[Callable[[], object]] = []
         self._undo_step: list[Callable[[], object]] = []
+        self._undo_calls: list[Callable[[], object]] = []
         self._undo_root: Callable[[], object] | None = None
         self._wanted = model
         self._search = TrainingSearch(model)
@@ -102,8 +102,8 @@ class Watcher:
         self._stepper: Any = None
         self._stepper_s = 0.0
         self._last_end: float | None = None
-        self._core_times_s: tuple[float, float | None] = (0.0, None)
-        self._switches = self._depth = 0
+        self._system = SystemReadings()
+        self._depth = 0
         self._spoilt = False
         self._probe: LayerProbe | None = None
         self._overhead = HookOverhead()
@@ -185,9 +185,8 @@ class Watcher:
         self._undo_root_hook()
         if self._probe is not None:
             self._probe.detach()
-        self._undo_all("_undo_search")
-        self._undo_all("_undo_hooks")
-        self._undo_all("_undo")
+        for name in ("_undo_calls", "_undo_search", "_undo_hooks", "_undo"):
+            self._undo_all(name)
         if self.watched is not None:
             self.error = self.error or self.watched.settle()
         if self.stage != DONE:
@@ -230,6 +229,7 @@ class Watcher:
 
     def _seek(self) -> None:
         """Search for a training, anew where the program's rhythm has changed."""
+        self._undo_all("_undo_calls")
         self.stage, self.watched, self._found = SEEK, None, None
         self._search.begin_anew()
         self._probe = self._last_end = self._stepper = None
@@ -287,8 +287,9 @@ class Watcher:
         self._step.lap("", self.clock)
         self._await_root()
         if self._is_compiled and self._compilations.module is self.watched.model:
-            undo = self._compilations.watch_call(self._guarded(self.watched.note_call))
-            self._undo += [] if undo is None else [undo]
+            note = self._guarded(self.watched.note_call)
+            undo = self._compilations.watch_calls(lambda: None, note)
+            self._undo_calls = [] if undo is None else [undo]
 
     # -- phases of a period ------------------------------------------------------------------------
 
@@ -388,7 +389,7 @@ class Watcher:
         if self._probe is not None:
             self._probe.stop()
         if self.stage == SEEK:
-            found = self._search.backward_ended()
+            found = self._search.backward_ended(is_in_step=self._stepper is not None)
             if found is not None:
                 self._begin(found)
         else:
@@ -450,27 +451,24 @@ class Watcher:
             self.epochs.count(now)
         self._step.lap(self._phase, self.clock)
         step, is_plain = self._step, self.stage == PLAIN
-        step.disturbed = self.clock.switches() != self._switches
+        self._system.end(step, self.clock)
         if self._last_end is not None and not self._spoilt:
             step.interval_s = now - self._last_end
-        (used_s, waited_s), (used_before_s, before_s) = core_times_s(), self._core_times_s
-        step.processor_s = used_s - used_before_s
-        if waited_s is not None and before_s is not None:
-            step.queue_wait_s = waited_s - before_s
-        if self._is_compiled:
-            step.n_passes, step.is_whole = 1, True
+        if self._is_compiled and self.watched is not None:
+            step.n_passes, step.is_whole = self.watched.n_calls or 1, True
             step.began = self._last_end
+            self._undo_all("_undo_calls")  # those of one period were counted
         if self.stage in (PLAIN, LAYERED):
             step.loaded = self.epochs.loaded
         if step.n_passes:
             step.speed_sample_s = None if is_traced() else self.speed_samples.take()
             self._keep(step, inside)
-        self._step, self._spoilt, self._switches = WatchedStep(), False, self.clock.switches()
+        self._step, self._spoilt = WatchedStep(), False
         self._await_root()
         is_plain = is_plain and step.interval_s is not None and step.n_passes > 0
         mark = StepMark(id(optimizer), now, self.clock.now(), is_plain, step.began, step.own_s)
         self._tell(mark, is_watched=True)
-        self._core_times_s = core_times_s()
+        self._system.begin(self.clock)
         self._since = self._last_end = self.clock.now()
         self._step.lap("", self.clock)
 
@@ -521,12 +519,7 @@ class Watcher:
 
     def _finish(self) -> None:
         assert self.watched is not None
-        self.watched.with_gradient = frozenset(
-            id(parameter)
-            for optimizer in self.watched.optimizers
-            for parameter in parameters_in(optimizer)
-            if parameter.grad is not None
-        )
+        self.watched.note_gradients()
         self.watched.load = system_load()
         self._stop_watching()
         if not self.watched.optimizers:

@@ -480,6 +480,35 @@ def test_a_failing_forecast_stops_neither_script_nor_report(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("n_epochs", [1, 2])
+def test_an_epoch_that_a_counter_ends_is_as_long_in_both_forecasts(
+    tmp_path: Path, machine: Path, n_epochs: int
+) -> None:
+    script = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(torch.ones(80, 4), batch_size=2)
+        for epoch in range({n}):
+            for i, x in enumerate(loader):
+                optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+                if i == 24: break
+    """
+    write(tmp_path / "train.py", script.format(n=n_epochs))
+    with_us = watched(tmp_path, machine, "train.py")
+    assert "step 19 of 25" in with_us.stderr
+    forecast = found(tmp_path)["forecast"]
+    assert isinstance(forecast, dict)
+    assert forecast["steps"] == 25
+    assert len(forecast["measured_s"]) == n_epochs
+    report = (tmp_path / "report.txt").read_text(encoding="utf-8")
+    assert "epoch of 25 steps" in report
+    assert "no epoch was finished" not in report
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("ending", "status"),
     [("raise KeyboardInterrupt", 130), ("sys.exit(3)", 3), ("raise ValueError('mine')", 1)],

@@ -143,6 +143,25 @@ def test_an_unknown_op_enters_with_its_bytes_and_a_dispatch() -> None:
     )
 
 
+def test_operators_in_a_dtype_without_models_share_a_note() -> None:
+    def note(*names: str) -> str:
+        tensor = TensorSpec.contiguous(5000, dtype="float64")
+        ops = [
+            Op(f"aten.{name}.default", (tensor,), outputs=(tensor,), layer=name) for name in names
+        ]
+        (found,) = priced(trace(*ops), machine()).prices.notes
+        return found
+
+    as_which = "no kernel model: priced as in float32, which may be far off"
+    assert note("relu", "relu") == f"aten.relu in float64 has {as_which}"
+    named = "aten.relu, aten.abs, aten.neg"
+    assert note("relu", "abs", "neg") == f"{named} in float64 have {as_which}"
+    assert (
+        note("relu", "abs", "neg", "sign", "sqrt")
+        == f"{named} and 2 more in float64 have {as_which}"
+    )
+
+
 def test_an_empty_tensor_costs_what_the_shortest_call_does() -> None:
     """Times that rise faster than the elements leave the call itself no weight, and so no term for
     zero elements.

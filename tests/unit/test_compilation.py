@@ -26,6 +26,7 @@ from dlperf.recorder.compiled_recording import CompiledRecording, _plain
 from dlperf.runner.compilation import COMPILED, NOT_COMPILED, module_stepped_by
 from dlperf.runner.findings import Findings
 from dlperf.runner.run_report import compiled_lines, to_json
+from dlperf.runner.watched_training import WatchedTraining
 from dlperf.runner.watcher import Watcher
 
 # torch 2.6 starts a process when it first compiles
@@ -51,10 +52,14 @@ class Net(nn.Module):
 
 
 def train(
-    how: str, n: int = 20, backend: Any = "aot_eager", sizes: tuple[int, ...] = (5,)
+    how: str,
+    n: int = 20,
+    backend: Any = "aot_eager",
+    sizes: tuple[int, ...] = (5,),
+    n_passes: int = 1,
 ) -> tuple[list[str], dict[str, dict[str, int]]]:
-    """Train a model that is compiled, with batches of `sizes` in turn; returns the losses, and what
-    Dynamo counted.
+    """Train a model that is compiled, with batches of `sizes` in turn, each `n_passes` times;
+    returns the losses, and what Dynamo counted.
     """
     torch._dynamo.reset()
     counters.clear()
@@ -67,8 +72,9 @@ def train(
         model.compile(backend=backend)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        _, loss = model(x, y)
-        loss.backward()
+        for _ in range(n_passes):
+            _, loss = model(x, y)
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss
@@ -269,6 +275,53 @@ def test_the_compiled_step_is_predicted_beside_the_eager_one(generated: types.Mo
     data = to_json(findings)["compiled"]
     assert data["step"]["total_s"] == compiled.step.total_s
     assert data["eager_s"] == eager.step.total_s
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_a_compiled_step_of_several_passes_is_compared_with_as_many_eager_ones(
+    how: str, is_recorded: bool, generated: types.ModuleType
+) -> None:
+    backend = stand_in(generated) if is_recorded else "aot_eager"
+    train(how, backend=backend, n_passes=4)
+    alone = train(how, backend=backend, n_passes=4)
+    watched, watcher = watched_training(how, backend, n_passes=4)
+    assert (watched, watcher.error) == (alone, None)
+    once = Findings(watched_training(how, backend)[1], machine())
+    findings = Findings(watcher, machine())
+    assert (once.n_passes, findings.n_passes) == (1, 4)
+    assert "a step has 4 forward and backward passes" in findings.measurement.notes
+
+    def counts(found: Findings) -> list[int]:
+        assert found.trace is not None
+        named = [(op.phase, op.packet) for op in found.trace.ops]
+        return [
+            named.count(one)
+            for one in [
+                ("forward", "aten.addmm"),
+                ("backward", "aten.mm"),
+                ("optimizer", "aten.addcdiv_"),
+            ]
+        ]
+
+    assert counts(once) == [2, 3, 4]
+    assert counts(findings) == [8, 12, 4]
+    assert findings.trace is not None
+    assert findings.trace.layers[0].n_calls == 4
+    assert (findings.compiled_prediction is not None) == is_recorded
+    if is_recorded:
+        calls = recording_of(watcher).trace("net", 5).layers[0].callers
+        assert calls == (("", 4),)
+
+
+def test_a_call_in_an_evaluation_is_no_pass() -> None:
+    watched = WatchedTraining((Net(),), ())
+    watched.note_call((1,), {}, None)
+    with torch.no_grad():
+        watched.note_call((2,), {}, None)
+    watched.model.eval()
+    watched.note_call((3,), {}, None)
+    assert (watched.n_calls, watched.inputs) == (1, ((1,), {}))
 
 
 def test_without_inductor_the_gain_alone_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ forecast's arithmetic.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -212,6 +213,64 @@ def test_too_short_a_loop_says_how_many_steps_were_seen_and_are_needed(n: int) -
     with pytest.raises(DlperfError, match=rf"(no training was found|too early).*{seen}"):
         watching.report()
     assert seen in str(watching)
+
+
+def test_a_training_in_another_thread_is_said_to_be_there() -> None:
+    model = Net()
+    with profile(model) as watching:
+        thread = threading.Thread(target=train, args=(model, 30, nn.CrossEntropyLoss()))
+        thread.start()
+        thread.join()
+    with pytest.raises(DlperfError) as raised:
+        watching.report()
+    assert str(raised.value) == (
+        "no training was found: it trains in another thread, which is not watched (30 optimizer"
+        " steps were seen there)"
+    )
+
+
+def test_where_no_step_was_seen_other_processes_are_named() -> None:
+    model = Net()
+    with profile(model) as watching:
+        pass
+    with pytest.raises(DlperfError, match="in processes of its own, they are not watched"):
+        watching.report()
+    with profile(model) as watching:
+        train(model, 1, nn.CrossEntropyLoss())
+    with pytest.raises(DlperfError, match="1 optimizer step was seen, at least 7") as raised:
+        watching.report()
+    assert "processes" not in str(raised.value)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_closures_are_no_optimizer_steps(n: int) -> None:
+    model = Net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20, lr=0.1)
+    x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    with profile(model) as watching:
+        for _ in range(n):
+            optimizer.step(closure)
+    with pytest.raises(DlperfError, match=rf"\W{n} optimizer steps? w\w+ seen, at least 7"):
+        watching.report()
+
+
+def test_steps_that_make_no_training_are_counted_without_a_number_that_is_needed() -> None:
+    model, other = Net(), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([other], lr=0.1)
+    with profile(model) as watching:
+        for _ in range(20):
+            model(torch.randn(5, 6))
+            other.sum().backward()
+            optimizer.step()
+    with pytest.raises(DlperfError, match=r"20 optimizer steps were seen\)$"):
+        watching.report()
 
 
 @pytest.mark.parametrize(("n", "timed"), [(7, 0), (12, 0), (16, 3), (18, 5), (19, 6)])
