@@ -192,7 +192,9 @@ def row_of(family: str, cells: Mapping[str, str], seconds: float) -> TableRow:
 
 
 def _read(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and the cells of each further line with its number."""
+    """The header, known columns in lower case, and the cells of each further line with its
+    number.
+    """
     if os.path.isdir(path):
         raise DlperfError(f"{path}: is a folder; name a CSV file")
     try:
@@ -208,8 +210,9 @@ def _read(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
         raise DlperfError(f"{path}: {error}: is no CSV text; it may be cut") from None
     if not lines:
         raise DlperfError(f"{path}: is empty; expected a header and a row for each kernel")
+    known = {*TIMES}.union(*(needed + more for needed, more, _ in FAMILIES.values()))
     header = [cell.strip() for cell in lines[0][1]]
-    return header, lines[1:]
+    return [name.lower() if name.lower() in known else name for name in header], lines[1:]
 
 
 def _check_lines(path: str | Path, header: list[str], lines: list[tuple[int, list[str]]]) -> None:

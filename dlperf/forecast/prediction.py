@@ -435,8 +435,6 @@ def predict(
     if memory is not None:
         notes = (*prices.notes, *memory.notes)
         prices = replace(prices, peak_memory_bytes=memory.peak_reserved_bytes, notes=notes)
-        if not memory.fits:
-            warnings.append(f"{machine.cpu.model}: the step does not fit into its memory")
     at = machine.usual_state if state is None else state
     if state is not None:
         prices = prices.of_known_state

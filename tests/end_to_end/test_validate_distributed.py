@@ -244,6 +244,8 @@ def test_ranks_measure_without_anything_that_predicts() -> None:
     loaded = set(eval(done.stdout))
     plain = (
         "core",
+        "core.conversion",
+        "core.device_clock",
         "core.errors",
         "core.files",
         "core.garbage",
@@ -251,6 +253,7 @@ def test_ranks_measure_without_anything_that_predicts() -> None:
         "core.text",
         "core.version",
         "recorder",
+        "recorder.accelerator",
         "recorder.targets",
         "recorder.target_lookup",
         "recorder.tensors",

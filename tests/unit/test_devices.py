@@ -316,6 +316,12 @@ def test_a_table_reads_as_operators(tmp_path: Path) -> None:
     path.write_text("m,n,k,dtype,time_ms\n2,3,4,float16,1\n")
     (row,) = KernelTable.load(path).rows
     assert row.op.signature == "aten.mm.default((float16[2x4],float16[4x3])|)"
+    path.write_text("M,N,K,Time_ms,Device\n2,3,4,1,made up\n")
+    (row,) = KernelTable.load(path).rows
+    assert (row.op.signature, row.seconds) == (
+        "aten.mm.default((float32[2x4],float32[4x3])|)",
+        1e-3,
+    )
 
 
 def test_equal_rows_are_samples_of_one_kernel(tmp_path: Path) -> None:
