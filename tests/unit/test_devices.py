@@ -255,13 +255,14 @@ def test_an_op_without_a_formula_is_unpriced() -> None:
     assert prediction.unpriced == {"mine.mystery": 1}
 
 
-def test_a_step_beyond_the_memory_warns() -> None:
+def test_a_step_beyond_the_memory_does_not_fit() -> None:
     trace = replace(trace_of(relu(10)), storages=(Storage(2 * 10**9), Storage(10**6, 0, 1)))
     prediction = predict(trace, DEVICE_10)
     peak_bytes = prediction.step.peak_memory_bytes
     assert peak_bytes is not None
     assert peak_bytes >= 2 * 10**9 + 10**6
-    assert any("Testor GPU: the step does not fit" in line for line in prediction.warnings)
+    assert prediction.device_memory is not None
+    assert not prediction.device_memory.fits
 
 
 def test_a_processor_shares_its_peak_among_its_cores() -> None:
