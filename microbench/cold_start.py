@@ -222,9 +222,9 @@ class _Bench:
     found: dict[CostKey, list[float]] = field(default_factory=dict)
     forward: PythonForward = field(default_factory=PythonForward)
 
-    def _add(self, work: Work, what: str, values: Iterable[float]) -> None:
+    def _add(self, work: Work, what: str, values: Iterable[float], kind: str = "") -> None:
         if amount := work.since(what):
-            self.found.setdefault(CostKey(work.kind, what, amount), []).extend(values)
+            self.found.setdefault(CostKey(kind or work.kind, what, amount), []).extend(values)
 
     def take_all(self, work: Work) -> None:
         """Operators, a module, operands, and what comes once a step."""
@@ -254,9 +254,7 @@ class _Bench:
             self._add(work, what, code_s)
         if work.kind == COLD_START:
             self._add(work, "operand", self._operands_s(work.whole))
-            self.found.setdefault(CostKey(CACHE_MISS, "next", work.amount), []).extend(
-                self._misses_s(work.whole)
-            )
+            self._add(work, "next", self._misses_s(work.whole), CACHE_MISS)
         if not work.packets or "backward" in work.packets:
             self.take_once_a_step(work)
 

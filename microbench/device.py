@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -24,9 +25,10 @@ from dlperf.core.device_clock import DeviceClock
 from dlperf.core.errors import WorkFailed, one_line
 from dlperf.core.kernel_table import KernelTable, TableRow, row_of
 from dlperf.core.machine_entries import Cpu
+from dlperf.core.operators import Op
 from dlperf.core.shelf import data_sheet_machine
 from dlperf.core.units import format_seconds
-from dlperf.microbench.plan import design, share
+from dlperf.microbench.plan import design, log_pick, share
 from dlperf.microbench.progress import progress_of
 from dlperf.ops import counts
 
@@ -72,27 +74,31 @@ class DevicePoint:
         cells = {name: str(value) for name, value in self.cells.items()}
         return [row_of(self.family, cells, seconds) for seconds in samples.values]
 
+    @cached_property
+    def op(self) -> Op:
+        """The kernel's operator."""
+        (row,) = self.rows(Samples((1.0,)))
+        return row.op
+
     def bytes(self) -> int:
         """Bytes of its operands and results."""
-        op = self.rows(Samples((1.0,)))[0].op
-        return sum(spec.numel * spec.item_bytes for spec in (*op.inputs, *op.outputs))
+        return sum(spec.numel * spec.item_bytes for spec in (*self.op.inputs, *self.op.outputs))
 
     def flops(self) -> float:
         """Floating-point operations of the kernel."""
-        return counts.op_flops(self.rows(Samples((1.0,)))[0].op) or 0
+        return counts.op_flops(self.op) or 0
 
     def call(self, device: Any) -> Callable[[], object]:
         """The kernel on operands of its own."""
-        row = self.rows(Samples((1.0,)))[0]
         settings = {"device": device, "dtype": getattr(torch, str(self.cells["dtype"]))}
-        operands = [torch.rand(spec.shape, **settings).sub_(0.5) for spec in row.op.inputs]
+        operands = [torch.rand(spec.shape, **settings).sub_(0.5) for spec in self.op.inputs]
         if self.family == "elementwise":
             function = getattr(torch, str(self.cells["op"]))
             return lambda: function(operands[0])
         if self.family == "gemm":
             product = torch.bmm if "batch" in self.cells else torch.mm
             return lambda: product(operands[0], operands[1])
-        settings_of_row: Any = row.op.args[3:9]
+        settings_of_row: Any = self.op.args[3:9]
         stride, padding, _, _, _, groups = settings_of_row
         return lambda: F.conv2d(
             operands[0],
@@ -157,8 +163,7 @@ def _elementwise(mode: str) -> Iterator[DevicePoint]:
 
 def _between(low: int, high: int, part: float, multiple: int = 1) -> int:
     """A size of a log-uniform spread, a multiple of a number."""
-    size = float(low * (high / low) ** part)
-    return max(1, round(size / multiple)) * multiple
+    return multiple * log_pick(part, low / multiple, high / multiple)
 
 
 def _products(dtype: str) -> Iterator[DevicePoint]:
@@ -220,7 +225,7 @@ def measure_device(
         with progress_of(len(points), "kernel", f"calibrating {device}") as progress:
             for point in points:
                 progress.set_postfix_str(point.family)
-                signature = point.rows(Samples((1.0,)))[0].op.signature
+                signature = point.op.signature
                 try:
                     samples = known.get(signature) or _sample(point, device, ahead, how)
                     rows += point.rows(samples)

@@ -106,11 +106,6 @@ def _n_variants(op: Op) -> int:
     return min(_MOST_VARIANTS, math.ceil(_REMEMBERED / max(op.args[0].numel, 1)))
 
 
-def n_bytes(op: Op) -> int:
-    """Memory that the op's arguments take, in bytes (results come on top)."""
-    return sum(spec.nbytes for spec in op.inputs)
-
-
 def _resolve(name: str) -> Any:
     try:
         namespace, packet, overload = name.split(".")

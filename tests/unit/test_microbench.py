@@ -15,7 +15,7 @@ from dlperf.core.clock import Clock, Repeats, Samples
 from dlperf.core.costs import CostKey
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import conv, gemm, memory, pointwise, stream, threads
-from dlperf.microbench.operator_benchmark import Unplayable, build, n_bytes
+from dlperf.microbench.operator_benchmark import Unplayable, build
 from dlperf.microbench.plan import (
     MODES,
     Group,
@@ -262,7 +262,9 @@ def smallest() -> dict[str, Op]:
     found: dict[str, Op] = {}
     for point in points("quick"):
         kept = found.get(point.op.name)
-        if kept is None or n_bytes(point.op) < n_bytes(kept):
+        if kept is None or sum(one.nbytes for one in point.op.inputs) < sum(
+            one.nbytes for one in kept.inputs
+        ):
             found[point.op.name] = point.op
     return found
 
