@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, Samples, usual_factor
+from dlperf.core.clock import Samples, usual_factor
 from dlperf.core.costs import CONTENTION, CONTENTION_LONG, CONTENTION_MEAN, Cost, CostKey
 from dlperf.core.machine import Kernel, Machine
 from dlperf.core.verification import Coverage, Disturbance
@@ -118,8 +118,6 @@ def _factors(
                 slowdowns = (course.after(number, bound) for number in numbers)
                 factors = [factor / slowdown for factor, slowdown in zip(factors, slowdowns)]
             above["all"] += factors
-            if least_s < SHORT_CALL_S or least_s >= LONG_CALL_S:
-                above[CONTENTION if least_s < SHORT_CALL_S else CONTENTION_LONG] += factors
     if not above["all"]:
         return []
     usual = {name: usual_factor(factors) for name, factors in above.items() if factors}

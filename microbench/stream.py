@@ -27,9 +27,8 @@ from dlperf.core.clock import (
     take_turns,
     timed,
     undisturbed,
-    usual_factor,
 )
-from dlperf.core.costs import CACHE_RESIDENCY, CONTENTION_MEMORY, Cost, CostKey
+from dlperf.core.costs import CACHE_RESIDENCY, Cost, CostKey
 from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Bandwidth
 from dlperf.microbench.plan import log_sizes
 
@@ -146,9 +145,7 @@ def measure(
             found.append(Bandwidth(name, threads, working_set, n_arrays * _ITEM_BYTES * n, net))
             if working_set >= 2 * threads * max(caches_bytes[:2]) and raw.minimum:
                 above += [whole_s / raw.minimum for whole_s in sampler.wholes]
-    return found, [
-        Cost(CostKey(CONTENTION_MEMORY), threads, Samples((usual_factor(above),)))
-    ] if above else []
+    return found, []
 
 
 def measure_residency(

@@ -16,12 +16,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from dlperf.core import host
 from dlperf.core.child_process import read_job
-from dlperf.core.clock import Clock, CoreSpeed, Samples, involuntary_switches, quantile
-from dlperf.core.costs import CONTENTION_FRAMEWORK, CORE_SPEED, INTERFERENCE, Cost, CostKey
+from dlperf.core.clock import Clock, CoreSpeed, Samples, involuntary_switches
+from dlperf.core.costs import CORE_SPEED, INTERFERENCE, Cost, CostKey
 from dlperf.core.machine import EXACT, Bandwidth, Machine
 from dlperf.core.state import Reading
 from dlperf.core.state_probe import StateProbe
@@ -29,7 +27,6 @@ from dlperf.core.trace import Trace, own_operations
 from dlperf.microbench.job import Say, do_job
 from dlperf.microbench.plan import Group, Point, repeats
 from dlperf.microbench.timing import Timed, Timing
-from dlperf.ops.reference_state import smoothed
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -139,23 +136,10 @@ def _weight(points: Iterable[Point]) -> float:
     return sum(_DEAR.get(point.family, 1.0) for point in points)
 
 
-_FAST = 0.1
-"""Quantile of speed samples that stands for the speed at which least samples were taken."""
 _FIRST_FRAC = 0.95
 """Part of the time left that the first samples of all kernels may take; where time is short, later
 ones are cut first.
 """
-
-
-def framework_slowdown(mean_s: float, while_measured: Sequence[float], state: float = 1.0) -> float:
-    """Contention slowdown of the framework: the mean speed sample over a fast one of those taken
-    while its costs were measured, in one `state`: without the slowdown of the interpreter between
-    the two. Interference slows an interpreter more than kernels.
-
-    >>> framework_slowdown(1.3, [1.0] * 20 + [1.5] * 30)
-    1.3
-    """
-    return max(1.0, mean_s / quantile(while_measured, _FAST) / state)
 
 
 _READ_EVERY_S = {"quick": 1.0, "full": 1.5, "thorough": 5.0}
@@ -194,13 +178,6 @@ class States:
         """The readings since the last call."""
         begin, self._n_sent = self._n_sent, len(self._taken)
         return tuple(self._taken[begin:])
-
-    def interpreter_over(self, numbers: Sequence[int]) -> float:
-        """Mean time of the interpreter so far over its least at some readings of this process."""
-        seconds = [reading.interpreter_s for reading in smoothed(self._taken)]
-        least_s = min(seconds[number - self._n_before] for number in numbers)
-        weights_s = np.diff([*self._times_s, self._now()])
-        return float(np.average(seconds, weights=weights_s)) / least_s
 
 
 def settled_core_speed(mode: str, best_s: float = math.inf) -> CoreSpeed:
@@ -302,10 +279,8 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         if name in groups
     }
     spent = {name: {"switches": 0.0, "seconds": 0.0} for name in job["groups"]}
-    while_measured: list[float] = []
     around: dict[str, tuple[int, int]] = {}
     system_costs: dict[str, list[Cost]] = {}
-    framework_at: list[int] = []
 
     @contextmanager
     def measuring(name: str, number: int = 1) -> Iterator[Clock]:
@@ -354,8 +329,6 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     def contention() -> list[Cost]:
         mean_s = speed.mean_s
         factors = {
-            CONTENTION_FRAMEWORK: while_measured
-            and [framework_slowdown(mean_s, while_measured, states.interpreter_over(framework_at))],
             INTERFERENCE: [interval_s / mean_s for interval_s in speed.interval_means_s],
         }
         return [
@@ -406,15 +379,12 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     for name in job["groups"]:
         if name in timings:
             continue
-        n_speed_samples = len(speed.samples_s)
         with measuring(name) as own:
             bandwidths, costs, refused = system[name](own)
         bandwidths = [replace(one, readings=around[name]) for one in bandwidths]
         costs = [replace(one, readings=around[name]) for one in costs]
         system_costs[name] = costs
         if name == "framework":
-            while_measured += list(speed.samples_s)[n_speed_samples:]
-            framework_at += around[name]
             costs = [*costs, *contention()]
         tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
     first_samples(math.inf, budget.part(_FIRST_FRAC))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dlperf.core.costs import Cost
 from dlperf.core.machine import Bandwidth, Kernel, Machine
-from dlperf.core.state import Reading, reading_of
+from dlperf.core.state import LEAST, Reading, reading_of
 
 MOST_READINGS = 400
 """Readings that a file keeps: a calibration takes up to 200. What the machine was like long ago
@@ -32,7 +32,9 @@ def first_referred(machine: Machine) -> int | None:
 
 
 def with_reference(machine: Machine) -> Machine:
-    """The machine with the median of its readings as its reference, where it has none yet."""
+    """The machine with the least of its readings (their :data:`dlperf.core.state.LEAST` quantile,
+    probe by probe) as its reference, where it has none yet.
+    """
     if machine.reference is not None or not machine.readings:
         return machine
-    return replace(machine, reference=reading_of(machine.readings))
+    return replace(machine, reference=reading_of(machine.readings, LEAST))

@@ -20,14 +20,14 @@ SCHEMA, SCHEMA_VERSION = "dlperf.state", 1
 
 @dataclass(frozen=True)
 class Reading:
-    """Six probes of a machine, in seconds: an arithmetic kernel, a Python loop, copies within a
+    """Six probes of a machine, in seconds: an arithmetic kernel, much code in short calls, copies within a
     core's own caches, within the shared cache and in DRAM, and first touches of pages.
 
     `created` is the time of the reading, ISO 8601.
     """
 
     core_s: PositiveSeconds  #: Matrix products in L1.
-    interpreter_s: PositiveSeconds  #: Python loop.
+    interpreter_s: PositiveSeconds  #: Short calls of much code.
     private_cache_s: PositiveSeconds  #: Copy within a core's own caches.
     shared_cache_s: PositiveSeconds  #: Copy within the shared cache.
     dram_s: PositiveSeconds  #: Copy in DRAM.
@@ -102,6 +102,10 @@ class State:
         return f"{', '.join(parts)} of the reference" if parts else "as the reference"
 
 
+LEAST = 0.1
+"""Quantile of readings that counts as the machine without disturbances of milliseconds: the least
+of several samples of a kernel was taken between them.
+"""
 _NAMES = ("core", "interpreter", "own caches", "shared cache", "DRAM", "page faults")
 REFERENCE = State()
 PARTS = {

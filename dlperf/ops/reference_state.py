@@ -6,20 +6,20 @@ bounds it. Raw samples stay in the file.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from dlperf.core.clock import quantile
 from dlperf.core.costs import ARITHMETIC, KINDS, LOWER_QUARTILE, MEDIAN, Cost
 from dlperf.core.machine import Bandwidth, Kernel, Machine
 from dlperf.core.readings import first_referred, with_reference
-from dlperf.core.state import Reading, State, reading_of
+from dlperf.core.state import LEAST, State, reading_of
 from dlperf.ops.blocking import is_contraction
 
-_WINDOW = 9
-"""Readings whose median counts for the one in their middle: a single one repeats within some
-percent, states last for many.
+_BESIDE = 4
+"""Readings before and after one that count with it: a single one repeats within some percent, states
+last for many.
 """
 _SMALL_S = 1e-5
 """Time below which the call bounds a kernel that is no contraction."""
@@ -49,8 +49,8 @@ def at_reference(machine: Machine) -> Machine:
 
 @dataclass(frozen=True)
 class StateCourse:
-    """States of a machine over the time in which entries of its file were measured: running medians
-    of readings, from the `first` on that an entry refers to.
+    """States of a machine over the time in which entries of its file were measured: those of its
+    readings, from the `first` on that an entry refers to.
     """
 
     first: int
@@ -62,30 +62,36 @@ class StateCourse:
         first = first_referred(machine)
         if first is None or not (taken := machine.readings[first:]):
             return None
-        reference = machine.reference or reading_of(machine.readings)
-        return cls(first, tuple(reading.over(reference) for reading in smoothed(taken)))
+        reference = machine.reference or reading_of(machine.readings, LEAST)
+        return cls(first, tuple(reading.over(reference) for reading in taken))
 
-    def factors(self, numbers: Sequence[int], bound: str) -> list[float]:
-        """Slowdowns of what something bounds at readings; those that are not there are left out."""
+    @cached_property
+    def _running(self) -> dict[tuple[str, float], list[float]]:
+        return {}
+
+    def _factor(self, index: int, bound: str, fraction: float) -> float:
+        """Running quantile of a bound's slowdowns at a reading, over as many before as after."""
+        if (bound, fraction) not in self._running:
+            raw = [state.factor(bound) for state in self.states]
+            self._running[bound, fraction] = [
+                quantile(raw[max(0, at - _BESIDE) : at + _BESIDE + 1], fraction)
+                for at in range(len(raw))
+            ]
+        return self._running[bound, fraction][index]
+
+    def factors(self, numbers: Sequence[int], bound: str, fraction: float) -> list[float]:
+        """Slowdowns of what something bounds around readings, of which the same quantile counts as
+        of the samples; readings that are not there are left out.
+        """
         indices = (number - self.first for number in numbers)
         known = (index for index in indices if 0 <= index < len(self.states))
-        return [self.states[index].factor(bound) for index in known]
+        return [self._factor(index, bound, fraction) for index in known]
 
     def after(self, number: int, bound: str) -> float:
-        """Slowdown of a sample between a reading and the next one: the lesser of the two. A
+        """Slowdown of a least sample between a reading and the next one: the lesser of the two. A
         slowdown that ended before a sample makes it no shorter.
         """
-        return min(self.factors((number, number + 1), bound), default=1.0)
-
-
-def smoothed(readings: Sequence[Reading]) -> list[Reading]:
-    """Running medians of readings, of as many before as after. An end is the lesser of two."""
-    found = []
-    for index in range(len(readings)):
-        half = min(index, len(readings) - 1 - index, _WINDOW // 2)
-        around = readings[max(0, index - max(1, half)) : index + max(1, half) + 1]
-        found.append(reading_of(around, 0.5 if half else 0.0))
-    return found
+        return min(self.factors((number, number + 1), bound, LEAST), default=1.0)
 
 
 def normalised(kernel: Kernel, course: StateCourse | None, machine: Machine) -> Kernel:
@@ -106,7 +112,7 @@ def _bandwidth_at_reference(one: Bandwidth, course: StateCourse, machine: Machin
     """A sweep with the lesser slowdown of the readings around it."""
     if not one.readings:
         return one
-    factors = course.factors(one.readings, machine.level_of(one.working_set_bytes))
+    factors = course.factors(one.readings, machine.level_of(one.working_set_bytes), LEAST)
     return replace(one, slowdown=_rounded(min(factors, default=1.0)), readings=())
 
 
@@ -117,13 +123,12 @@ def _cost_at_reference(cost: Cost, course: StateCourse, machine: Machine) -> Cos
     kind = KINDS[cost.key.kind]
     if not cost.readings:
         return cost
-    factors = course.factors(cost.readings, _bound_of_cost(cost, machine))
+    fraction = {LOWER_QUARTILE: 0.25, MEDIAN: 0.5}.get(kind.statistic, LEAST)
+    factors = course.factors(cost.readings, _bound_of_cost(cost, machine), fraction)
     if kind.unit == "factor" or not factors:
         slowdown = 1.0
-    elif kind.statistic == LOWER_QUARTILE:
-        slowdown = quantile(factors, 0.25)
     else:
-        slowdown = statistics.median(factors) if kind.statistic == MEDIAN else min(factors)
+        slowdown = quantile(factors, 0.0 if fraction == LEAST else fraction)
     return replace(cost, slowdown=_rounded(slowdown), readings=())
 
 

@@ -14,30 +14,27 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, quantile
 from dlperf.core.costs import (
     CACHE_RESIDENCY,
-    CONTENTION_FRAMEWORK,
-    CONTENTION_MEMORY,
     PAGE_RESIDENCY,
 )
 from dlperf.core.machine import Machine, lacks
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.state import REFERENCE
-from dlperf.core.trace import Trace, own_operations
-from dlperf.core.variation import Z90, core_speed_samples, kernel_sensitivity_frac
+from dlperf.core.trace import Trace
+from dlperf.core.variation import Z90
 from dlperf.ops.fused import FUSED
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.base import register
 from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.predictors.kernel_model import one_blas_thread
 from dlperf.predictors.kernels.description import KernelDescription, stacked
-from dlperf.predictors.page_faults import BOUND, peak_memory_bytes
+from dlperf.predictors.page_faults import peak_memory_bytes
 from dlperf.predictors.step_items import LEAST_KERNEL_S, StepItems
 from dlperf.predictors.transfer import as_measured, carried_cost_model
 
@@ -86,40 +83,10 @@ class Calibrated:
         analysis = analyse(trace, malloc)
         step = StepItems(trace, cost_model, analysis, cost_model.threads == threads)
         step.notes |= cost_model.notes
-        slowdown = machine.contention_slowdown(cost_model.threads)
-        if slowdown > _QUIET_SLOWDOWN:
-            step.notes.add(
-                f"contention during the calibration: slowdown {slowdown:.2f} of usual over best"
-                " times; predictions contain it"
-            )
-        # A target's own operations have the slowdown of their own measurement. Contention slows the
-        # framework more than kernels.
-        own = machine.contention_slowdown(cost_model.threads, f"{own_operations(trace)} ")
-        long = machine.long_call_slowdown(cost_model.threads)
-        framework = machine.factor(CONTENTION_FRAMEWORK, cost_model.threads, slowdown)
-        left = min(1.0, (long - 1.0) / (slowdown - 1.0)) if slowdown > 1.0 else 1.0
-        memory = machine.factor(CONTENTION_MEMORY, cost_model.threads, slowdown)
-
-        def slowed_s(item: Item) -> float:
-            if item.bound == BOUND:
-                return memory * item.seconds
-            short = own if item.op in step.exact else slowdown
-            usual = 1.0 + (short - 1.0) * (1.0 - (1.0 - left) * _length(step.kernel_s[item.op]))
-            called_s = item.share * max(0.0, step.overheads_s[item.op])
-            waited_s = item.share * step.distances_s[item.op]
-            return (
-                usual * item.seconds + (framework - usual) * called_s + (memory - usual) * waited_s
-            )
-
         kernels, calls = step.items()
-        items = [replace(item, seconds=slowed_s(item)) for item in kernels]
-        items += [replace(item, seconds=framework * item.seconds) for item in calls]
-        total_s, quiet_s = (
-            math.fsum(item.seconds for item in of) for of in (items, kernels + calls)
-        )
-        low, high, hours = _interval(
-            items, step, total_s, total_s / quiet_s if total_s else slowdown
-        )
+        items = [*kernels, *calls]
+        total_s = math.fsum(item.seconds for item in items)
+        low, high, hours = _interval(items, step, total_s)
         found = Prices(
             tuple(items),
             low_factor=low,
@@ -135,14 +102,6 @@ class Calibrated:
         there = Calibrated().price(trace, source, measured.threads, malloc)
         state = None if source.reference is None else measured.state_over(source.reference)
         return as_measured(found, there.at_state(state or REFERENCE), trace, measured)
-
-
-def _length(seconds: float) -> float:
-    """Position of a time between a short call (0: each sample is disturbed or not) and a long one
-    (1: even the best sample is disturbed in part), on a logarithmic scale.
-    """
-    ends = np.log((SHORT_CALL_S, LONG_CALL_S))
-    return float(np.interp(math.log(max(seconds, SHORT_CALL_S)), ends, (0.0, 1.0)))
 
 
 def pause_slowdowns(
@@ -191,7 +150,7 @@ def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
 
 
 def _interval(
-    items: list[Item], step: StepItems, total_s: float, slowdown: float
+    items: list[Item], step: StepItems, total_s: float
 ) -> tuple[float, float, tuple[float, float]]:
     """Factors of the 90 % interval, and what hours contribute to them: independent errors, added in
     quadrature.
@@ -232,18 +191,12 @@ def _interval(
     variance_s2 += carried_s**2
     wider = machine.interval_factor(threads) * Z90
     half = wider * math.sqrt(variance_s2) / total_s
-    fault_s = slowdown * (cost_model.cost_s("page_fault") + cost_model.cost_s("page_release"))
+    fault_s = cost_model.cost_s("page_fault") + cost_model.cost_s("page_release")
     now = sum(simulated.faults)
     fewer, more = (
         max(0.0, faults) * fault_s / total_s
         for faults in (now - simulated.fewest_faults, simulated.most_faults - now)
     )
-    part = kernel_sensitivity_frac(machine, threads, slowdown)
-    speeds = core_speed_samples(machine, threads)
-    fast, slow = (quantile(speeds.values, p) if speeds else 1.0 for p in (0.05, 0.95))
-    hours = tuple(
-        math.hypot(wider * HOUR_SPREAD, part * range_frac)
-        for range_frac in (1.0 - fast, slow - 1.0)
-    )
-    low = 1.0 - math.hypot(half, fewer, hours[0])
-    return max(0.05, low), 1.0 + math.hypot(half, more, hours[1]), (hours[0], hours[1])
+    hours = wider * HOUR_SPREAD
+    low = 1.0 - math.hypot(half, fewer, hours)
+    return max(0.05, low), 1.0 + math.hypot(half, more, hours), (hours, hours)
