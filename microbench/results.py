@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dlperf.core.clock import Samples, usual_factor
-from dlperf.core.costs import CONTENTION, CONTENTION_LONG, CONTENTION_MEAN, Cost, CostKey
 from dlperf.core.machine import Kernel, Machine
 from dlperf.core.verification import Coverage, Disturbance
-from dlperf.ops.reference_state import StateCourse, bound_of, normalised
 
 BUSY_SWITCHES_PER_S = 40.0
 """Involuntary context switches per second above which a group counts as disturbed: a co-tenant
@@ -37,9 +33,8 @@ def merged(
     points were measured earlier. Kernels keep the samples that they have in `before`, too.
 
     The message holds the group's name, the ``part`` of a machine that was measured, involuntary
-    switches and seconds meanwhile; for kernels also what could not be called, the numbers of those
-    without an undisturbed sample and of points left out, all raw samples of each in seconds, and
-    the numbers of the readings before them.
+    switches and seconds meanwhile; for kernels also what could not be called, and the numbers of
+    those without an undisturbed sample and of points left out.
     """
     group, part = message["group"], Machine.from_json(message["part"])
     kernels = part.kernels
@@ -70,16 +65,14 @@ def merged(
             )
         )
     readings = (*machine.readings, *part.readings)
-    machine = replace(machine.with_kernels(kernels), readings=readings)
-    raw = list(zip(message["wholes_s"], message["readings"]))
-    factors = _factors(group, kernels, raw, machine, threads)
     return replace(
-        machine,
+        machine.with_kernels(kernels),
+        readings=readings,
         bandwidths=_latest(
             (*machine.bandwidths, *part.bandwidths),
             lambda one: (one.kernel, one.threads, one.working_set_bytes),
         ),
-        costs=_latest((*machine.costs, *part.costs, *factors), lambda one: (one.key, one.threads)),
+        costs=_latest((*machine.costs, *part.costs), lambda one: (one.key, one.threads)),
         footprints=_latest((*machine.footprints, *part.footprints), lambda one: one.name),
         co_runs=_latest((*machine.co_runs, *part.co_runs), lambda one: (one.work, one.workers)),
         coverage=_latest(coverage, lambda one: (one.group, one.threads)),
@@ -89,40 +82,6 @@ def merged(
             test for test in machine.self_tests if test.threads != threads
         ),
     )
-
-
-def _factors(
-    group: str,
-    kernels: Sequence[Kernel],
-    raw: Sequence[tuple[Sequence[float], Sequence[int]]],
-    machine: Machine,
-    threads: int,
-) -> list[Cost]:
-    """The usual slowdown of this group's kernels over their best, and the mean over the usual, in
-    one state of the machine: from all raw samples of each in seconds and the readings before them.
-
-    A step outlasts interference, so it takes what its kernels take on average; what its median
-    does not see are the moments in which the core was taken away. All samples count alike: those of
-    a kernel that was sampled until it was undisturbed are no average by themselves. Every group
-    keeps its own: one that is measured later, at another moment, is no evidence for the others.
-    """
-    above: dict[str, list[float]] = {"all": [], CONTENTION: [], CONTENTION_LONG: []}
-    course = StateCourse.of(machine)
-    for (wholes_s, numbers), kernel in zip(raw, kernels):
-        if len(wholes_s) == len(kernel.samples.values) == 1:
-            continue  # its ratio to itself is no slowdown
-        if least_s := normalised(kernel, course, machine).seconds:
-            factors = [whole_s / least_s for whole_s in wholes_s]
-            if course is not None and len(numbers) == len(factors):
-                bound = bound_of(kernel, machine)
-                slowdowns = (course.after(number, bound) for number in numbers)
-                factors = [factor / slowdown for factor, slowdown in zip(factors, slowdowns)]
-            above["all"] += factors
-    if not above["all"]:
-        return []
-    usual = {name: usual_factor(factors) for name, factors in above.items() if factors}
-    usual[CONTENTION_MEAN] = statistics.fmean(above["all"]) / usual.pop("all")
-    return [Cost(CostKey(name, group), threads, Samples((value,))) for name, value in usual.items()]
 
 
 def _latest(entries: Iterable[Entry], key: Callable[[Entry], Hashable]) -> tuple[Entry, ...]:

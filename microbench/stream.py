@@ -122,11 +122,9 @@ def repeats_of(mode: str, set_bytes: int, usual: int) -> Repeats:
 
 def measure(
     threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock()
-) -> tuple[list[Bandwidth], list[Cost]]:
-    """The sweeps of all kernels; and how much longer than at best those usually took whose set a
-    core's own caches do not hold.
-    """
-    found, above = [], []
+) -> list[Bandwidth]:
+    """The sweeps of all kernels."""
+    found = []
     sets = {name: working_sets(mode, caches_bytes[2], name) for name in STREAM_BYTES_PER_ELEMENT}
     left = sum(map(len, sets.values()))
     for name, n_arrays in STREAM_BYTES_PER_ELEMENT.items():
@@ -143,9 +141,7 @@ def measure(
                 tuple(max(value - call_s, 0.02 * value) for value in raw.values), raw.n_disturbed
             )
             found.append(Bandwidth(name, threads, working_set, n_arrays * _ITEM_BYTES * n, net))
-            if working_set >= 2 * threads * max(caches_bytes[:2]) and raw.minimum:
-                above += [whole_s / raw.minimum for whole_s in sampler.wholes]
-    return found, []
+    return found
 
 
 def measure_residency(

@@ -30,16 +30,13 @@ _LEAST_POINTS = 12
 @dataclass(frozen=True)
 class Timed:
     """A group's kernels, what could not be called on its own, how many kernels have no undisturbed
-    sample, how many points there was no time for, and all raw samples of each kernel in seconds,
-    disturbed parts included, with the numbers of the machine's readings before them.
+    sample, and how many points there was no time for.
     """
 
     kernels: tuple[Kernel, ...] = ()
     refused: tuple[str, ...] = ()
     n_unsteady: int = 0
     n_left_out: int = 0
-    wholes_s: tuple[tuple[float, ...], ...] = ()
-    readings: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
@@ -50,7 +47,6 @@ class _Taken:
 
     pairs: list[tuple[float, bool]] = field(default_factory=list)
     readings: list[int] = field(default_factory=list)
-    wholes: list[float] = field(default_factory=list)
     n_calls: int = 0
     is_long: bool = False
 
@@ -206,7 +202,6 @@ class Timing:
         taken.n_calls = sampler.n_calls
         taken.pairs += sampler.pairs
         taken.readings += reading * len(sampler.pairs)
-        taken.wholes += sampler.wholes
 
     def result(self) -> Timed:
         """What the passes so far found: the undisturbed samples of each kernel, or what
@@ -228,8 +223,6 @@ class Timing:
             tuple(self._refused.values()),
             sum(not taken.clean for taken in self._taken.values()),
             sum(index < n_planned for index in self.unsampled()),
-            tuple(tuple(self._taken[index].wholes) for index in sorted(self._taken)),
-            tuple(tuple(self._taken[index].readings) for index in sorted(self._taken)),
         )
 
 

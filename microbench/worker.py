@@ -19,11 +19,11 @@ from typing import Any
 from dlperf.core import host
 from dlperf.core.child_process import read_job
 from dlperf.core.clock import Clock, CoreSpeed, Samples, involuntary_switches
-from dlperf.core.costs import CORE_SPEED, INTERFERENCE, Cost, CostKey
+from dlperf.core.costs import CORE_SPEED, Cost, CostKey
 from dlperf.core.machine import EXACT, Bandwidth, Machine
 from dlperf.core.state import Reading
 from dlperf.core.state_probe import StateProbe
-from dlperf.core.trace import Trace, own_operations
+from dlperf.core.trace import Trace
 from dlperf.microbench.job import Say, do_job
 from dlperf.microbench.plan import Group, Point, repeats
 from dlperf.microbench.timing import Timed, Timing
@@ -197,8 +197,9 @@ def trace_group(trace: Trace, mode: str) -> Group:
     distinct = {op.signature: op for op in trace.ops}
     # The digest makes a target whose code has changed another group, to be measured again.
     digest = hashlib.sha256("\n".join(sorted(distinct)).encode()).hexdigest()[:8]
+    what = "forward pass" if trace.inference else "step"
     return Group(
-        f"{own_operations(trace)} ops {digest})",
+        f"for {trace.target}@{trace.batch_size} ({what}, ops {digest})",
         tuple(Point(EXACT, op) for op in distinct.values()),
         repeats(mode),
     )
@@ -242,8 +243,8 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         return stream.measure_residency(n_threads, mode, cpu.caches_bytes, own)
 
     def sweeps(own: Clock) -> tuple[list[Bandwidth], list[Cost]]:
-        bandwidths, costs = stream.measure(n_threads, mode, cpu.caches_bytes, own.part(0.8))
-        return bandwidths, [*costs, *data_residency(own)]
+        bandwidths = stream.measure(n_threads, mode, cpu.caches_bytes, own.part(0.8))
+        return bandwidths, data_residency(own)
 
     def pages(own: Clock) -> list[Cost]:
         return [
@@ -321,21 +322,8 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
                 "refused": timed.refused,
                 "unsteady": timed.n_unsteady,
                 "left_out": timed.n_left_out,
-                "wholes_s": timed.wholes_s,
-                "readings": timed.readings,
             }
         )
-
-    def contention() -> list[Cost]:
-        mean_s = speed.mean_s
-        factors = {
-            INTERFERENCE: [interval_s / mean_s for interval_s in speed.interval_means_s],
-        }
-        return [
-            Cost(CostKey(kind), n_threads, Samples(tuple(values)))
-            for kind, values in factors.items()
-            if values
-        ]
 
     def take(
         ahead: dict[str, list[int]],
@@ -384,8 +372,6 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         bandwidths = [replace(one, readings=around[name]) for one in bandwidths]
         costs = [replace(one, readings=around[name]) for one in costs]
         system_costs[name] = costs
-        if name == "framework":
-            costs = [*costs, *contention()]
         tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
     first_samples(math.inf, budget.part(_FIRST_FRAC))
     if job["asks"] and (n_further := affordable()):
@@ -409,11 +395,10 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         for _ in take(lacking, budget, number):
             pass
     states.take_last()
-    at_last = contention()  # of all speed samples
     for name in again.keys() & system_costs:
-        tell(name, costs=[*system_costs[name], *at_last])
+        tell(name, costs=system_costs[name])
     for name, timing in timings.items():
-        tell(name, timing.result(), costs=at_last)
+        tell(name, timing.result())
 
 
 def _without(group: Group, indices: Sequence[int]) -> Group:

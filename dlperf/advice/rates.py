@@ -121,9 +121,8 @@ class Forecaster:
         rate, sizes = self._without_loader(threads, batch_size, configuration.workers)
         if not self.knows_loading:
             return rate
-        slowdown = machine.mean_slowdown(threads)
-        factor = machine.contention_slowdown(threads) * slowdown
-        costs = LoaderCosts(machine, threads, factor)
+        slowdown = machine.mean_slowdown
+        costs = LoaderCosts(machine, threads, machine.usual_state, slowdown)
         if self._sample is not None:
             own = self._sample(batch_size)
             for note in own.notes:
@@ -135,7 +134,7 @@ class Forecaster:
             )
         else:
             # a loading worker has one thread
-            fetching = LoaderCosts(machine, 1, factor) if n_loading else costs
+            fetching = replace(costs, threads=1) if n_loading else costs
             fetch_s, waiting_frac = fetching.fetch_s(batch_size, sizes, True), 0.0
             tensor_bytes = tuple(batch_size * size for size in sizes)
         batch = costs.batches(fetch_s, tensor_bytes, n_loading, waiting_frac)
@@ -175,11 +174,11 @@ class Forecaster:
         bounds = sums_by_name((item.bound, item.seconds) for item in prediction.prices.items)
         n_bytes = sum(storage.nbytes for storage in trace.storages if storage.kind == "parameter")
         rate = Rate(
-            machine.mean_slowdown(threads) * (step.total_s + visit_s(prediction, Loop())),
-            averaging_s(machine, n_bytes, workers) if workers > 1 else 0.0,
+            machine.mean_slowdown * (step.total_s + visit_s(prediction, Loop())),
+            prediction.state.dram * averaging_s(machine, n_bytes, workers) if workers > 1 else 0.0,
             step.peak_memory_bytes,
             max(bounds, key=lambda bound: bounds[bound], default="overhead"),
-            machine_log_sigma(machine, threads),
+            machine_log_sigma(machine),
             min(workers, machine.cpu.n_cores),
         )
         return rate, sample_bytes(trace) or (1,)

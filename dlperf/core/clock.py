@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,8 +79,7 @@ above SLOWEST it was taken away.
 """
 _WORK_LOOPS = 300
 _MAX_BACK_OFF_S = 0.5
-_MAX_SAMPLES = 2**18
-_LONGEST_GAP_S, _WINDOW_S = 0.05, 1.0
+_LONGEST_GAP_S = 0.05
 
 
 @dataclass
@@ -100,13 +98,9 @@ class CoreSpeed:
     best_s: float = math.inf
     back_off_s: float = 0.0
     n_slow: int = 0
-    samples_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_SAMPLES), repr=False)
-    """Speed samples, in seconds of the work."""
-    interval_means_s: list[float] = field(default_factory=list, repr=False)
-    """Means over interference intervals of a second."""
     _was_slow: bool = field(default=False, repr=False)
     _sampled_s: float | None = field(default=None, repr=False)
-    _interval: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
+    _sampled: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
 
     def sample(self) -> float:
         """One speed sample, in seconds."""
@@ -115,28 +109,18 @@ class CoreSpeed:
         _spin()
         took = self.now() - begin
         self.best_s = min(self.best_s, took)
-        self.samples_s.append(took)
         # Back-off samples a slow core more often: a sample's weight is the time since the last one.
         gap_s = 0.0 if self._sampled_s is None else min(begin - self._sampled_s, _LONGEST_GAP_S)
-        weights_s, weighted = (
-            self._interval[0] + gap_s,
-            self._interval[1] + gap_s * min(took, SLOWEST * self.best_s),
-        )
-        if weights_s >= _WINDOW_S:
-            self.interval_means_s.append(weighted / weights_s)
-            weights_s = weighted = 0.0
-        self._interval, self._sampled_s = (weights_s, weighted), begin + took
+        weights_s, weighted = self._sampled
+        weighted += gap_s * min(took, SLOWEST * self.best_s)
+        self._sampled, self._sampled_s = (weights_s + gap_s, weighted), begin + took
         return took
 
     @property
     def mean_s(self) -> float:
         """Mean time of the work over the sampled time, at most SLOWEST times its best each."""
-        weights_s = _WINDOW_S * len(self.interval_means_s) + self._interval[0]
-        return (
-            (_WINDOW_S * math.fsum(self.interval_means_s) + self._interval[1]) / weights_s
-            if weights_s
-            else self.best_s
-        )
+        weights_s, weighted = self._sampled
+        return weighted / weights_s if weights_s else self.best_s
 
     def slow(self) -> bool:
         """Whether the core is slow now."""
@@ -251,16 +235,6 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     return ordered[low] + (index - low) * (ordered[high] - ordered[low])
 
 
-def usual_factor(factors: Sequence[float]) -> float:
-    """How many times their best things took on average, from how many times each sample did: at
-    least 1; a core that was taken away counts as SLOWEST.
-
-    >>> usual_factor([1.0, 1.5, 40.0]), usual_factor([0.9])
-    (1.6666666666666667, 1.0)
-    """
-    return max(1.0, statistics.fmean(min(factor, SLOWEST) for factor in factors))
-
-
 def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) -> Samples:
     """Undisturbed values of (value, disturbed) pairs; all values where fewer than `least_frac`
     are undisturbed.
@@ -287,10 +261,6 @@ _CLEAN_PARTS = 2
 """A raw sample goes on until a given number of parts were undisturbed, for a limited time."""
 
 
-SHORT_CALL_S, LONG_CALL_S = 1e-3, 2e-2
-"""Shorter calls meet interference or none; longer ones contain some of it even at best."""
-
-
 @dataclass(frozen=True)
 class Repeats:
     """How to sample: raw samples of at least `sample_s` (several calls where one is shorter),
@@ -310,10 +280,8 @@ class Sampler:
     A raw sample of short calls is taken in parts of :data:`PART_S`. Its value is the median of its
     undisturbed parts; only where it has none is it disturbed.
 
-    `pairs` are all raw samples so far in seconds a call, each with whether it was disturbed;
-    `wholes` are the same with their disturbed parts, but without what went beyond their length:
-    what such calls usually take. `n_calls` is the number of calls in a raw sample, 0 before the
-    first.
+    `pairs` are all raw samples so far in seconds a call, each with whether it was disturbed.
+    `n_calls` is the number of calls in a raw sample, 0 before the first.
 
     >>> ticks = iter(range(100))
     >>> clock = Clock(now=lambda: float(next(ticks)), switches=lambda: 0)
@@ -331,7 +299,6 @@ class Sampler:
     ) -> None:
         self._call, self.repeats, self._clock = call, repeats, clock
         self.pairs: list[tuple[float, bool]] = []
-        self.wholes: list[float] = []
         self.n_calls = n_calls  # where an earlier sampler has not found it, warming up does
 
     @property
@@ -405,8 +372,9 @@ class Sampler:
             spent_s, n_done = spent_s + seconds, n_done + n_calls
             if disturbances == before:
                 clean.append(seconds / n_calls)
-        self.wholes.append(whole_s / self.n_calls)
-        self.pairs.append((statistics.median(clean), False) if clean else (self.wholes[-1], True))
+        self.pairs.append(
+            (statistics.median(clean), False) if clean else (whole_s / self.n_calls, True)
+        )
         if not clean and self._clock.back_off is not None:
             self._clock.back_off()
 

@@ -34,14 +34,9 @@ CACHE_MISS, COLD_START = "cache_miss", "cold_start"
 PAGE_EVICTION, CODE_EVICTION = "page_allocation_eviction", "instruction_cache_pressure"
 COLD_STARTS = (COLD_START, PAGE_EVICTION, CODE_EVICTION)
 """Penalties of a call whose code and data left the nearer caches, by what drove them out."""
-CONTENTION, CONTENTION_LONG, CONTENTION_MEAN = "contention", "contention_long", "contention_mean"
-"""Usual slowdown of a group's short calls over their best; of its long calls; mean over usual."""
-CONTENTION_FRAMEWORK, CONTENTION_MEMORY = "contention_framework", "contention_memory"
-"""Usual slowdown of the framework, and of sweeps beyond a core's own caches."""
-INTERFERENCE = "interference_interval"
-"""Mean time of the fixed piece of work in single seconds, relative to that of all."""
 CACHE_RESIDENCY, PAGE_RESIDENCY = "cache_residency", "page_residency"
 """Slowdown, by milliseconds without a touch, of data in the shared cache and of reused pages."""
+PAGE_COSTS = ("page_fault", "page_release", "huge_page_fault")
 ARITHMETIC = "arithmetic"
 OPTIMIZER_CALL, OPTIMIZER_TENSOR = "optimizer_call", "optimizer_tensor"
 LOADER_BYTE = "loader_byte"
@@ -80,17 +75,6 @@ KINDS = {
     **dict.fromkeys(("loader_send_byte", "loop_clip_byte"), CostKind("s/byte")),
     **dict.fromkeys(("ddp_call", "ddp_hook", "ddp_sync"), CostKind("s", MEDIAN)),
     ARITHMETIC: CostKind("s/FLOP"),
-    **dict.fromkeys(
-        (
-            CONTENTION,
-            CONTENTION_LONG,
-            CONTENTION_MEAN,
-            CONTENTION_FRAMEWORK,
-            CONTENTION_MEMORY,
-            INTERFERENCE,
-        ),
-        CostKind("factor", MEDIAN),
-    ),
     CACHE_RESIDENCY: CostKind("factor", MEDIAN, "ms"),
     PAGE_RESIDENCY: CostKind("factor", MEDIAN, "ms"),
 }

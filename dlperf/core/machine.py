@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -23,15 +22,7 @@ from dlperf.core import files
 from dlperf.core.clock import Samples, samples_from_record, samples_to_json
 from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
 from dlperf.core.conversion import convert, refuse
-from dlperf.core.costs import (
-    CONTENTION,
-    CONTENTION_LONG,
-    CONTENTION_MEAN,
-    KINDS,
-    STEP_COSTS,
-    Cost,
-    CostKey,
-)
+from dlperf.core.costs import ARITHMETIC, KINDS, PAGE_COSTS, STEP_COSTS, Cost, CostKey
 from dlperf.core.data_sheet import DataSheet
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
@@ -52,7 +43,7 @@ from dlperf.core.operators import (
     tensors_from_records,
 )
 from dlperf.core.records.machine import CostRecord, KernelModelFit, KernelRecord, MachineRecord
-from dlperf.core.state import REFERENCE, Reading, State, median_state
+from dlperf.core.state import REFERENCE, Reading, State, mean_state, median_state
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
 __all__ = [
@@ -91,7 +82,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     were measured, `disturbances` its groups that co-tenants disturbed, `notes` what else was
     noticed, and `self_tests` how well the file predicted steps of networks that were timed in the
     end. It is `complete` if no planned point is left out. Times are normalised to the state of the
-    `reference`, the median of the first calibration's readings; `readings` are all that were taken.
+    `reference`, the least of the first calibration's readings; `readings` are all that were taken.
     A device that was not calibrated has a `data_sheet`.
     """
 
@@ -192,18 +183,32 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         *,
         of: str = "",
         variant: str = "",
+        state: State = REFERENCE,
     ) -> float:
-        """A cost (:attr:`dlperf.core.costs.Cost.value`) in the unit of its kind, at the nearest
-        measured thread count.
+        """A cost (:attr:`dlperf.core.costs.Cost.value`) in the unit of its kind at a state of the
+        machine, at the nearest measured thread count.
 
         Raises DlperfError if it was never measured and no default is given.
         """
         key = CostKey(kind, of, variant=variant)
         if (found := self.cost(key, threads)) is not None:
-            return found.value
+            return found.value * state.factor(self.bound_of(found))
         if default is None:
             raise lacks(self, f"cost {str(key)!r}")
         return default
+
+    def bound_of(self, cost: Cost) -> str:
+        """What bounds a cost: the system, arithmetic, the level that holds its bytes, or the
+        interpreter.
+        """
+        kind = cost.key.kind
+        if kind in PAGE_COSTS:
+            return "page-faults"
+        if kind == ARITHMETIC:
+            return "compute"
+        if KINDS[kind].unit == "s/byte":
+            return self.level_of(cost.key.at) if cost.key.at else "DRAM"
+        return "overhead"
 
     @cached_property
     def states(self) -> tuple[State, ...]:
@@ -216,6 +221,15 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     def usual_state(self) -> State:
         """The median of the states that were seen; the reference without any."""
         return median_state(self.states) if self.states else REFERENCE
+
+    @property
+    def mean_slowdown(self) -> float:
+        """Mean over median slowdown of the core, at least 1: a step's median times this is its
+        share of an epoch. 1 without readings.
+        """
+        if not self.states:
+            return 1.0
+        return max(1.0, mean_state(self.states).core / self.usual_state.core)
 
     def missing_costs(
         self, inference: bool = False, threads: int | None = None
@@ -237,39 +251,6 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         the calibration noted.
         """
         return tuple(one.group for one in self.disturbances if one.threads == threads)
-
-    def contention_slowdown(self, threads: int, group: str = "") -> float:
-        """Usual time over best time of calls below SHORT_CALL_S while the machine was measured.
-
-        Kernel models predict least samples; users see usual ones. `group`: of the groups whose
-        names begin so, if any was measured with exactly `threads`.
-        """
-        at = [
-            cost.value
-            for cost in self.costs_of(CONTENTION, threads=threads)
-            if group and cost.key.of.startswith(group)
-        ]
-        return statistics.median(at) if at else self.factor(CONTENTION, threads)
-
-    def long_call_slowdown(self, threads: int) -> float:
-        """:meth:`contention_slowdown` of calls of LONG_CALL_S and more; that of short calls where
-        no group has such calls.
-        """
-        return self.factor(CONTENTION_LONG, threads, self.contention_slowdown(threads))
-
-    def mean_slowdown(self, threads: int) -> float:
-        """Mean time over usual time while the machine was measured: a step's median times this is
-        its share of an epoch.
-        """
-        return self.factor(CONTENTION_MEAN, threads)
-
-    def factor(self, kind: str, threads: int, default: float = 1.0) -> float:
-        """The median of a kind's factors over all groups, at the nearest measured thread count."""
-        found = self.costs_of(kind)
-        if not found:
-            return default
-        nearest = _nearest({cost.threads for cost in found}, threads)
-        return statistics.median(cost.value for cost in found if cost.threads == nearest)
 
     def leave_one_out_errors(self, threads: int) -> dict[str, float]:
         """Mean error of every family's kernels, each predicted from the others, as fractions; a

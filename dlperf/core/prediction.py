@@ -40,7 +40,7 @@ class Prices:
     `items` add up to the step. A predictor supports `phases`; the others are null in the
     prediction. It does not support the layers `unsupported`: their rows are null in every phase.
     The 90 % interval is `low_factor` to `high_factor` times the step's time; None without an
-    interval. Of their distances to 1, `hour_fracs` are what hours contribute, in quadrature.
+    interval. Of their distances to 1, `hour_frac` is what hours contribute, in quadrature.
     `warnings` make the whole prediction doubtful, `notes` do not.
     """
 
@@ -49,7 +49,7 @@ class Prices:
     unsupported: tuple[str, ...] = ()
     low_factor: float | None = None
     high_factor: float | None = None
-    hour_fracs: tuple[float, float] = (0.0, 0.0)
+    hour_frac: float = 0.0
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     peak_memory_bytes: int | None = None
@@ -64,12 +64,10 @@ class Prices:
         if self.low_factor is None or self.high_factor is None:
             return self
         below, above = (
-            math.sqrt(max(0.0, frac**2 - of_hours**2))
-            for frac, of_hours in zip(
-                (1.0 - self.low_factor, self.high_factor - 1.0), self.hour_fracs
-            )
+            math.sqrt(max(0.0, frac**2 - self.hour_frac**2))
+            for frac in (1.0 - self.low_factor, self.high_factor - 1.0)
         )
-        return replace(self, low_factor=1.0 - below, high_factor=1.0 + above, hour_fracs=(0.0, 0.0))
+        return replace(self, low_factor=1.0 - below, high_factor=1.0 + above, hour_frac=0.0)
 
     def at_state(self, state: State, others: Sequence[State] = ()) -> Prices:
         """The price list of the reference state at another one, as

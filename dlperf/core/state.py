@@ -20,8 +20,8 @@ SCHEMA, SCHEMA_VERSION = "dlperf.state", 1
 
 @dataclass(frozen=True)
 class Reading:
-    """Six probes of a machine, in seconds: an arithmetic kernel, much code in short calls, copies within a
-    core's own caches, within the shared cache and in DRAM, and first touches of pages.
+    """Six probes of a machine, in seconds: an arithmetic kernel, short calls of much code, copies
+    within a core's own caches, within the shared cache and in DRAM, and first touches of pages.
 
     `created` is the time of the reading, ISO 8601.
     """

@@ -50,7 +50,6 @@ __all__ = [
     "TensorTable",
     "Trace",
     "op_to_json",
-    "own_operations",
     "tensors_in",
     "trace_from_record",
 ]
@@ -336,14 +335,3 @@ def _check_layers(record: TraceRecord, where: str) -> None:
                     refuse(f"{where}ops[{number}].shares[{index}].layer", share.layer, expected)
             if op.layer not in owners:
                 refuse(f"{where}ops[{number}].layer", op.layer, expected)
-
-
-def own_operations(trace: Trace) -> str:
-    """How the groups begin in which a target's own operations were measured.
-
-    >>> own_operations(Trace("lenet", 64, (), (), inference=True))
-    'for lenet@64 (forward pass,'
-    """
-    return (
-        f"for {trace.target}@{trace.batch_size} ({'forward pass' if trace.inference else 'step'},"
-    )

@@ -6,7 +6,6 @@ import math
 import statistics
 
 from dlperf.core.clock import Samples, quantile
-from dlperf.core.costs import CONTENTION_FRAMEWORK, INTERFERENCE, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 
@@ -16,6 +15,7 @@ INTERFERENCE_INTERVAL_S = 5.0
 """Interference interval: mean time between changes of a core's speed by co-tenants. The correlation
 of core speeds is 0.7 to 0.9 one second apart, and half of that five seconds apart.
 """
+_LEAST_READINGS = 5
 _STANDARD = statistics.NormalDist()
 _DECILES_APART = 2 * _STANDARD.inv_cdf(0.9)
 
@@ -30,40 +30,16 @@ def log_sigma(samples: Samples) -> float:
     return math.log(high / low) / _DECILES_APART if low > 0 else 0.0
 
 
-def machine_log_sigma(machine: Machine, threads: int) -> float:
-    """Standard deviation of the logarithm of kernels' times from one second to the next.
-
-    It is that of the core speed during calibration, times the kernels' sensitivity to interference
-    (:func:`kernel_sensitivity_frac`); 0 without samples of the core speed.
+def machine_log_sigma(machine: Machine) -> float:
+    """Standard deviation of the logarithm of kernels' times from one moment to another: that of the
+    core's slowdowns in the machine's readings, each the median of three in a row, so that a single
+    odd one does not count. 0 for fewer than five readings.
     """
-    intervals = core_speed_samples(machine, threads)
-    return (
-        kernel_sensitivity_frac(machine, threads, machine.contention_slowdown(threads))
-        * log_sigma(intervals)
-        if intervals
-        else 0.0
-    )
-
-
-def core_speed_samples(machine: Machine, threads: int) -> Samples | None:
-    """Core speed in single seconds of the calibration, over the usual one; None without samples."""
-    found = machine.cost(CostKey(INTERFERENCE), threads)
-    return None if found is None else found.samples
-
-
-def kernel_sensitivity_frac(machine: Machine, threads: int, slowdown: float) -> float:
-    """Share of a change of core speed that work with a usual contention slowdown u sees:
-    (1 - 1/u) / (1 - 1/f), between 0 and 1.
-
-    f is the interpreter's contention slowdown, since the core speed is sampled by the interpreter.
-    A co-tenant that is half there adds u - 1 to the work and f - 1 to the interpreter.
-    """
-    framework = machine.factor(CONTENTION_FRAMEWORK, threads)
-    return (
-        min(1.0, max(0.0, 1.0 - 1.0 / slowdown) / (1.0 - 1.0 / framework))
-        if framework > 1.0
-        else 1.0
-    )
+    factors = [state.core for state in machine.states]
+    if len(factors) < _LEAST_READINGS:
+        return 0.0
+    in_a_row = zip(factors, factors[1:], factors[2:])
+    return log_sigma(Samples(tuple(map(statistics.median, in_a_row))))
 
 
 def slowest_factor(n: int, sigma: float, fraction: float = 0.5) -> float:

@@ -144,7 +144,7 @@ class _Forecast:
         self.notes += self.network.notes
         self._profiles: dict[int, list[Profile]] = {}
         self._lines: dict[int, TimeLine] = {}
-        self.sigma = machine_log_sigma(self.any.machine, self.any.threads)
+        self.sigma = machine_log_sigma(self.any.machine)
         self.link_sigma = 0.0 if cluster is None else link_sigma(cluster)
         self._rates = {
             far: rates_of(self.any, cluster, far, question.what_if)
@@ -410,7 +410,7 @@ class _Forecast:
                 for size in bucketing.sizes_bytes(network.gradients, buckets)
             ),
             tuple(sent("broadcast", size) for size in network.buffers_bytes),
-            buffer_copies_s(self.any.machine, self.any.threads, sum(network.buffers_bytes)),
+            buffer_copies_s(self.any, sum(network.buffers_bytes)),
             tuple(sent("all_reduce", size) for size in closing),
             network.unused,
             delayed,

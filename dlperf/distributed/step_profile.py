@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import Machine
+from dlperf.core.state import State
 from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.forecast.loop import accumulation_s
 from dlperf.forecast.prediction import Prediction
@@ -127,13 +127,13 @@ def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
             " calibrated or roofline"
         )
     cost_model = cost_model_of(prediction.machine, prediction.threads)
-    slowdown = prediction.machine.contention_slowdown(prediction.threads)
+    state = prediction.state
     call_s, hook_s, sync_s = (
-        slowdown * cost_model.cost_s(what) for what in (DDP_CALL, DDP_HOOK, DDP_SYNC)
+        state.interpreter * cost_model.cost_s(what) for what in (DDP_CALL, DDP_HOOK, DDP_SYNC)
     )
     specs = [parameter.spec for parameter in trace.parameters if parameter.trained]
     total_bytes = float(sum(spec.nbytes for spec in specs))
-    copy_in, copy_out = _copies_s(cost_model, specs, total_bytes)
+    copy_in, copy_out = _copies_s(cost_model, specs, total_bytes, state)
     more_s = (options.accumulate - 1) * (step.forward_s + step.backward_s + call_s)
     if options.accumulate > 1:
         # the gradients of the first batch are put in place, the others are added
@@ -143,8 +143,8 @@ def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
         _arrivals_s(prediction),
         step.backward_s,
         step.optimizer_s,
-        tuple(slowdown * s for s in copy_in),
-        tuple(0.0 if options.gradient_as_bucket_view else slowdown * s for s in copy_out),
+        tuple(copy_in),
+        tuple(0.0 if options.gradient_as_bucket_view else s for s in copy_out),
         hook_s,
         sync_s,
     )
@@ -216,7 +216,7 @@ def _arrivals_s(prediction: Prediction) -> tuple[tuple[float, int], ...]:
 
 
 def _copies_s(
-    cost_model: KernelCostModel, specs: Sequence[TensorSpec], total_bytes: float
+    cost_model: KernelCostModel, specs: Sequence[TensorSpec], total_bytes: float, state: State
 ) -> tuple[list[float], list[float]]:
     """Seconds of dividing each gradient into its bucket and of copying the sum back.
 
@@ -226,13 +226,16 @@ def _copies_s(
 
     @functools.cache
     def copies_s(flat: TensorSpec) -> tuple[float, float]:
-        near, far = cost_model.caches.miss_s_per_byte(
-            np.array([2.0 * flat.nbytes, 2.0 * flat.nbytes + 2.0 * total_bytes])
-        )
+        distances = 2.0 * flat.nbytes, 2.0 * flat.nbytes + 2.0 * total_bytes
+        near, far = cost_model.caches.miss_s_per_byte(np.array(distances))
         extra_s = flat.nbytes * max(0.0, float(far - near))
         divide_s = _kernel_s(cost_model, Op("aten.mul.Tensor", (flat, 0.5), outputs=(flat,)))
         copy_s = _kernel_s(cost_model, Op("aten.copy_.default", (flat, flat), outputs=(flat,)))
-        return divide_s + extra_s, copy_s + 2 * extra_s
+        slowdown, far_slowdown = (
+            state.factor(cost_model.machine.level_of(distance)) for distance in distances
+        )
+        extra_s *= far_slowdown
+        return slowdown * divide_s + extra_s, slowdown * copy_s + 2 * extra_s
 
     both = [copies_s(TensorSpec.contiguous(spec.numel, dtype=spec.dtype)) for spec in specs]
     return [divide_s for divide_s, _ in both], [copy_s for _, copy_s in both]
@@ -249,11 +252,12 @@ def _kernel_s(cost_model: KernelCostModel, op: Op) -> float:
     )
 
 
-def buffer_copies_s(machine: Machine, threads: int, n_bytes: float) -> float:
+def buffer_copies_s(prediction: Prediction, n_bytes: float) -> float:
     """Seconds to put buffers into one vector for their broadcast and back: each byte is read and
     written twice.
     """
-    return machine.contention_slowdown(threads) * 4 * n_bytes / machine.dram_bytes_per_s(threads)
+    bytes_per_s = prediction.machine.dram_bytes_per_s(prediction.threads)
+    return prediction.state.dram * 4 * n_bytes / bytes_per_s
 
 
 def between(profiles: Sequence[Profile], batch_size: int) -> Profile:

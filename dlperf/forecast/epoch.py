@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dlperf.core.display import Displayed
@@ -93,7 +93,7 @@ def forecast(
     """
     check_counts(samples, epochs, val_samples, test_samples)
     machine, batch = training.machine, training.trace.batch_size
-    mean = machine.mean_slowdown(training.threads)
+    mean = machine.mean_slowdown
     seen_s = training.step.forward_s if evaluation is None else evaluation.step.total_s
     if training.step.total_s is None or seen_s is None:
         raise DlperfError(
@@ -230,8 +230,7 @@ class _Loading:
         machine, threads = training.machine, training.threads
         self.costs: LoaderCosts | None = None
         if loop.loader_workers is not None or loader is not None or has_costs(machine):
-            factor = machine.contention_slowdown(threads) * mean
-            self.costs = LoaderCosts(machine, threads, factor)
+            self.costs = LoaderCosts(machine, threads, training.state, mean)
 
     def _stages(
         self, costs: LoaderCosts, consumer_s: float, shuffled: bool
@@ -241,11 +240,11 @@ class _Loading:
         """
         training, loader, n_workers = self.training, self.loader, self.n_workers
         if loader is not None:
-            # The sample is a mean of usual batches: the usual contention is in it.
+            # The sample is a mean of batches in the usual state.
             batch_s, tensor_bytes = self.mean * loader.batch_s, loader.tensor_bytes
         else:
             batch, sizes = training.trace.batch_size, sample_bytes(training.trace) or (1,)
-            maker = LoaderCosts(costs.machine, 1, costs.factor) if n_workers else costs
+            maker = replace(costs, threads=1) if n_workers else costs
             batch_s = maker.fetch_s(batch, sizes, shuffled)
             tensor_bytes = tuple(batch * size for size in sizes)
         waiting_frac = 0.0 if loader is None else loader.waiting_frac

@@ -15,6 +15,7 @@ import numpy as np
 
 from dlperf.core.costs import LOADER_BYTE
 from dlperf.core.machine import Machine, lacks
+from dlperf.core.state import REFERENCE, State
 
 if TYPE_CHECKING:
     from dlperf.core.trace import Trace
@@ -204,15 +205,16 @@ _NEEDED_BY_WORKERS = (
 
 @dataclass(frozen=True)
 class LoaderCosts:
-    """The machine's costs of loading (seconds each) at a thread count; `factor` is how much longer
-    than at best things take on average.
+    """The machine's costs of loading (seconds each) at a thread count and a state, times the `mean`
+    time over the usual one.
 
     Raises DlperfError where the machine file does not hold them, naming the command that adds them.
     """
 
     machine: Machine
     threads: int
-    factor: float = 1.0
+    state: State = REFERENCE
+    mean: float = 1.0
 
     def __post_init__(self) -> None:
         if not has_costs(self.machine):
@@ -222,7 +224,11 @@ class LoaderCosts:
             )
 
     def _cost_s(self, name: str) -> float:
-        return self.factor * self.machine.cost_value(f"loader_{name}", self.threads)
+        return self._at_state_s(f"loader_{name}")
+
+    def _at_state_s(self, kind: str, default: float | None = None) -> float:
+        at = self.state
+        return self.mean * self.machine.cost_value(kind, self.threads, default, state=at)
 
     def byte_s(self, row_bytes: float) -> float:
         """Seconds for each byte of a sample of `row_bytes`, from where it lies into the batch;
@@ -231,10 +237,14 @@ class LoaderCosts:
         costs = self.machine.costs_of(LOADER_BYTE)
         counts = {cost.threads for cost in costs}
         nearest = min(counts, key=lambda t: (abs(math.log(t / self.threads)), t))
-        points = sorted((cost.key.at, cost.value) for cost in costs if cost.threads == nearest)
+        points = sorted(
+            (cost.key.at, self.state.factor(self.machine.bound_of(cost)) * cost.value)
+            for cost in costs
+            if cost.threads == nearest
+        )
         sizes, seconds = np.array(points).T
         wanted = math.log2(max(row_bytes, 1.0))
-        return self.factor * float(np.interp(wanted, np.log2(sizes), seconds))
+        return self.mean * float(np.interp(wanted, np.log2(sizes), seconds))
 
     def fetch_s(self, batch_size: int, sample_bytes: tuple[int, ...], shuffled: bool) -> float:
         """Seconds for a batch of samples in memory, each of tensors of `sample_bytes`, by torch's
@@ -258,11 +268,8 @@ class LoaderCosts:
         n_bytes = sum(
             batch_size * size for size in sample_bytes if batch_size * size >= _MOST_THRESHOLD_BYTES
         )
-        page_s = sum(
-            self.machine.cost_value(name, self.threads, 0.0)
-            for name in ("page_fault", "page_release")
-        )
-        return self.factor * n_bytes / _PAGE_BYTES * page_s
+        page_s = sum(self._at_state_s(kind, 0.0) for kind in ("page_fault", "page_release"))
+        return n_bytes / _PAGE_BYTES * page_s
 
     def batches(
         self,

@@ -45,7 +45,7 @@ class Loop:
 
 
 def _cost_s(prediction: PredictedStep, name: str, asked: bool = True) -> float:
-    """A cost under the machine's usual contention; 0 if the file lacks it and nobody `asked`."""
+    """A cost at the prediction's state; 0 if the file lacks it and nobody `asked`."""
     machine = prediction.machine
     if not machine.costs_of(f"loop_{name}"):
         if not asked:
@@ -54,9 +54,7 @@ def _cost_s(prediction: PredictedStep, name: str, asked: bool = True) -> float:
         raise lacks(
             machine, f"cost of {name.split('_')[0]!r}", f"; dlperf calibrate{where} adds it"
         )
-    return machine.contention_slowdown(prediction.threads) * machine.cost_value(
-        f"loop_{name}", prediction.threads
-    )
+    return machine.cost_value(f"loop_{name}", prediction.threads, state=prediction.state)
 
 
 def _parameters_s(prediction: PredictedStep, name: str) -> float:
@@ -98,19 +96,20 @@ def accumulation_s(prediction: PredictedStep) -> float:
     """Overhead of a backward that adds to gradients instead of putting them in place, in
     seconds.
     """
-    machine, what_if = prediction.machine, prediction.what_if.state
+    machine, state, what_if = prediction.machine, prediction.state, prediction.what_if.state
     model = cost_model_of(machine, prediction.threads)
+    call_s = state.interpreter * what_if.interpreter * model.cost_s("native_call")
     seconds = 0.0
     for spec in parameters_of(prediction):
         priced = model.kernel_s(Op("aten.add_.Tensor", (spec, spec)))
         n_bytes = 3 * spec.nbytes  # two gradients read, one written
         level = machine.level_of(n_bytes)
+        slowdown = state.factor(level) * what_if.factor(level)
         if priced is not None:
-            seconds += what_if.factor(level) * priced[0]
+            seconds += slowdown * priced[0]
         else:
-            seconds += what_if.factor(level) * n_bytes / model.caches.bytes_per_s[level]
-            seconds += what_if.interpreter * model.cost_s("native_call")
-    return machine.contention_slowdown(prediction.threads) * seconds
+            seconds += slowdown * n_bytes / model.caches.bytes_per_s[level] + call_s
+    return seconds
 
 
 def first_step_s(prediction: PredictedStep) -> float | None:
@@ -127,7 +126,7 @@ def first_step_s(prediction: PredictedStep) -> float | None:
     )
     own_bytes = sum(footprint.n_bytes for footprint in machine.footprints)
     touched_bytes = max(0, (prediction.step.peak_memory_bytes or 0) - own_bytes)
-    fault_s = machine.contention_slowdown(threads) * machine.cost_value("page_fault", threads, 0.0)
+    fault_s = machine.cost_value("page_fault", threads, 0.0, state=prediction.state)
     fault_s *= prediction.what_if.page_faults
     return (
         _cost_s(prediction, "first_step")

@@ -270,9 +270,10 @@ def forecast_workers(
     averaged_s = waited_s = 0.0
     if workers > 1:
         parameter_bytes = sum(spec.nbytes for spec in parameters_of(training))
-        averaged_s = training.what_if.state.dram * averaging_s(machine, parameter_bytes, workers)
+        slowdown_dram = training.state.dram * training.what_if.state.dram
+        averaged_s = slowdown_dram * averaging_s(machine, parameter_bytes, workers)
         waited_s = waiting_s(
-            min(workers, machine.cpu.n_cores), machine_log_sigma(machine, 1), one.epoch_s
+            min(workers, machine.cpu.n_cores), machine_log_sigma(machine), one.epoch_s
         )
     prepared_s = training.what_if.overhead * preparation_s(machine, workers)
     again_s = averaged_s + waited_s

@@ -6,24 +6,26 @@ bounds it. Raw samples stay in the file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dlperf.core.clock import quantile
-from dlperf.core.costs import ARITHMETIC, KINDS, LOWER_QUARTILE, MEDIAN, Cost
+from dlperf.core.costs import KINDS, LOWER_QUARTILE, MEDIAN, Cost
 from dlperf.core.machine import Bandwidth, Kernel, Machine
 from dlperf.core.readings import first_referred, with_reference
 from dlperf.core.state import LEAST, State, reading_of
 from dlperf.ops.blocking import is_contraction
 
 _BESIDE = 4
-"""Readings before and after one that count with it: a single one repeats within some percent, states
-last for many.
+"""Readings before and after one of which a quantile is taken."""
+_LASTING, _LASTING_AT_END = 15, 3
+"""Readings in a row in which a slowdown counts for least samples: disturbances of milliseconds show
+in many readings, but not in all of so many. Fewer do at the first and the last one.
 """
 _SMALL_S = 1e-5
 """Time below which the call bounds a kernel that is no contraction."""
-_PAGE_COSTS = ("page_fault", "page_release", "huge_page_fault")
 
 
 def at_reference(machine: Machine) -> Machine:
@@ -39,7 +41,7 @@ def at_reference(machine: Machine) -> Machine:
         return machine
     return replace(
         machine,
-        kernels=tuple(normalised(one, course, machine) for one in machine.kernels),
+        kernels=tuple(_kernel_at_reference(one, course, machine) for one in machine.kernels),
         bandwidths=tuple(
             _bandwidth_at_reference(one, course, machine) for one in machine.bandwidths
         ),
@@ -70,13 +72,14 @@ class StateCourse:
         return {}
 
     def _factor(self, index: int, bound: str, fraction: float) -> float:
-        """Running quantile of a bound's slowdowns at a reading, over as many before as after."""
+        """Running quantile of a bound's slowdowns at a reading; LEAST is what lasts of them."""
         if (bound, fraction) not in self._running:
             raw = [state.factor(bound) for state in self.states]
-            self._running[bound, fraction] = [
+            running = [
                 quantile(raw[max(0, at - _BESIDE) : at + _BESIDE + 1], fraction)
                 for at in range(len(raw))
             ]
+            self._running[bound, fraction] = lasting(raw) if fraction == LEAST else running
         return self._running[bound, fraction][index]
 
     def factors(self, numbers: Sequence[int], bound: str, fraction: float) -> list[float]:
@@ -94,11 +97,29 @@ class StateCourse:
         return min(self.factors((number, number + 1), bound, LEAST), default=1.0)
 
 
-def normalised(kernel: Kernel, course: StateCourse | None, machine: Machine) -> Kernel:
+def lasting(slowdowns: Sequence[float]) -> list[float]:
+    """At each place the largest slowdown that 15 in a row around it reach (a morphological
+    opening), or 3 at an end: edges stay where they are.
+
+    >>> lasting([1.0] * 9 + [1.4] * 3 + [1.0] * 9) == [1.0] * 21
+    True
+    >>> lasting([1.0] * 3 + [1.1, 1.3] * 8) == [1.0] * 3 + [1.1] * 16
+    True
+    """
+    beyond = [math.inf] * (_LASTING - _LASTING_AT_END)
+    padded = [*beyond, *slowdowns, *beyond]
+    least = [min(padded[at : at + _LASTING]) for at in range(len(padded) - _LASTING + 1)]
+    return [
+        max(least[max(0, at - _LASTING_AT_END + 1) : at + len(beyond) + 1])
+        for at in range(len(slowdowns))
+    ]
+
+
+def _kernel_at_reference(kernel: Kernel, course: StateCourse, machine: Machine) -> Kernel:
     """A kernel with the slowdown of its least sample, after each was divided by its own."""
     values, numbers = kernel.samples.values, kernel.readings
     n_before = len(values) - len(numbers)
-    if course is None or not numbers or n_before < 0:
+    if not numbers or n_before < 0:
         return replace(kernel, readings=()) if numbers else kernel
     bound = bound_of(kernel, machine)
     earlier = [value / kernel.slowdown for value in values[:n_before]]
@@ -124,7 +145,7 @@ def _cost_at_reference(cost: Cost, course: StateCourse, machine: Machine) -> Cos
     if not cost.readings:
         return cost
     fraction = {LOWER_QUARTILE: 0.25, MEDIAN: 0.5}.get(kind.statistic, LEAST)
-    factors = course.factors(cost.readings, _bound_of_cost(cost, machine), fraction)
+    factors = course.factors(cost.readings, machine.bound_of(cost), fraction)
     if kind.unit == "factor" or not factors:
         slowdown = 1.0
     else:
@@ -146,17 +167,3 @@ def bound_of(kernel: Kernel, machine: Machine) -> str:
     if kernel.seconds < _SMALL_S:
         return "overhead"
     return machine.level_of(sum(spec.nbytes for spec in kernel.op.inputs))
-
-
-def _bound_of_cost(cost: Cost, machine: Machine) -> str:
-    """What bounds a cost: the system, arithmetic, the level that holds its bytes, or the
-    interpreter.
-    """
-    kind = cost.key.kind
-    if kind in _PAGE_COSTS:
-        return "page-faults"
-    if kind == ARITHMETIC:
-        return "compute"
-    if KINDS[kind].unit == "s/byte":
-        return machine.level_of(cost.key.at) if cost.key.at else "DRAM"
-    return "overhead"

@@ -6,7 +6,7 @@
 
 Kernels: :mod:`dlperf.predictors.kernel_cost_model`. Penalties: :mod:`dlperf.predictors.cache_model`
 by the reuse distances of :mod:`dlperf.predictors.analysis`. Page faults: the allocator simulation.
-All times are slowed by the contention that the calibration met.
+All times are those of the machine's reference state.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlperf.core.costs import (
-    CACHE_RESIDENCY,
-    PAGE_RESIDENCY,
-)
+from dlperf.core.costs import CACHE_RESIDENCY, PAGE_RESIDENCY
 from dlperf.core.machine import Machine, lacks
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import Item, Prices
@@ -38,8 +35,6 @@ from dlperf.predictors.page_faults import peak_memory_bytes
 from dlperf.predictors.step_items import LEAST_KERNEL_S, StepItems
 from dlperf.predictors.transfer import as_measured, carried_cost_model
 
-_QUIET_SLOWDOWN = 1.06
-"""Contention slowdown up to which a machine counts as quiet."""
 PROCESS_SPREAD = 0.05
 """Relative standard deviation of a step's median between processes."""
 HOUR_SPREAD = 0.064
@@ -83,15 +78,14 @@ class Calibrated:
         analysis = analyse(trace, malloc)
         step = StepItems(trace, cost_model, analysis, cost_model.threads == threads)
         step.notes |= cost_model.notes
-        kernels, calls = step.items()
-        items = [*kernels, *calls]
+        items = step.items()
         total_s = math.fsum(item.seconds for item in items)
-        low, high, hours = _interval(items, step, total_s)
+        low, high, hour_frac = _interval(items, step, total_s)
         found = Prices(
             tuple(items),
             low_factor=low,
             high_factor=high,
-            hour_fracs=hours,
+            hour_frac=hour_frac,
             notes=tuple(sorted(step.notes)),
             warnings=_missing(machine, trace),
             peak_memory_bytes=peak_memory_bytes(trace, machine, analysis.allocator),
@@ -118,7 +112,7 @@ def pause_slowdowns(
 
     def step_s(pause_s: float) -> float:
         step.stand_still(pause_s)
-        return math.fsum(item.seconds for items in step.items() for item in items)
+        return math.fsum(item.seconds for item in step.items())
 
     at_once_s = step_s(0.0)
     return tuple(step_s(pause_s) / at_once_s if at_once_s else 1.0 for pause_s in pauses_s)
@@ -149,20 +143,17 @@ def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
     return (line,) if names else ()
 
 
-def _interval(
-    items: list[Item], step: StepItems, total_s: float
-) -> tuple[float, float, tuple[float, float]]:
+def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float, float, float]:
     """Factors of the 90 % interval, and what hours contribute to them: independent errors, added in
     quadrature.
 
     Kernel models: posterior covariance times the interval calibration factor; twice the standard
     deviation for an extrapolated op, 100 % for an unpriced one, less for a generated kernel; all
     wider by the factor of the file's self-test. Then the variation between processes and between
-    hours, what carries kernels over from another machine, the range of page faults, and the 5 % to
-    95 % range of the core's speed during the calibration.
+    hours, what carries kernels over from another machine, and the range of page faults.
     """
     if total_s <= 0:
-        return 1.0, 1.0, (0.0, 0.0)
+        return 1.0, 1.0, 0.0
     cost_model, simulated = step.cost_model, step.analysis.allocator
     machine, threads = cost_model.machine, cost_model.threads
     by_variant: dict[tuple[str, ...], dict[KernelDescription, float]] = defaultdict(
@@ -199,4 +190,4 @@ def _interval(
     )
     hours = wider * HOUR_SPREAD
     low = 1.0 - math.hypot(half, fewer, hours)
-    return max(0.05, low), 1.0 + math.hypot(half, more, hours), (hours, hours)
+    return max(0.05, low), 1.0 + math.hypot(half, more, hours), hours

@@ -1,8 +1,7 @@
 """Items of a step: kernels with their penalties, framework overhead and page faults.
 
 A kernel's item is its time with warm caches, the overhead of its call (cold-start penalties and
-autograd) and the cache-miss penalties of its operands. :mod:`dlperf.predictors.calibrated` slows
-these times by the contention of the calibration.
+autograd) and the cache-miss penalties of its operands.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dlperf.core.costs import OPTIMIZER_CALL, OPTIMIZER_TENSOR
-from dlperf.core.machine import EXACT
 from dlperf.core.prediction import Item
 from dlperf.core.trace import BY_HAND, ITEM_BYTES, LOSS, Argument, Op, TensorSpec, Trace
 from dlperf.ops.fused import FUSED, fused_threads
@@ -142,7 +140,6 @@ class StepItems:
         self.measured_threads = measured_threads
         self.notes: set[str] = set()
         self._substituted: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-        self.exact: set[int] = set()
         self.optimizer = None if trace.optimizer is None else optimizer_costs(trace, cost_model)
         distinct = {op.signature: op for op in trace.ops}
         priced = dict(zip(distinct, cost_model.modelled(distinct.values())))
@@ -182,8 +179,8 @@ class StepItems:
         self.distances_s: list[float] = missed_s.tolist()
         """Cache-miss penalties of each op's operands."""
 
-    def items(self) -> tuple[list[Item], list[Item]]:
-        """Items of kernels and page faults, and items of calls."""
+    def items(self) -> list[Item]:
+        """Items of kernels, page faults and calls."""
         kernels, calls = self._kernels(), list(self._calls())
         others: dict[tuple[str, str], float] = defaultdict(float)
         for item in (*kernels, *calls):
@@ -192,15 +189,13 @@ class StepItems:
         faults = cold_faults(simulated, self.begin_s.tolist(), self.caches.page_slowdown)
         source = self._source("interpolated")
         pages = page_items(self.trace, simulated, faults, self.cost_s, source, others)
-        return [*kernels, *pages], calls
+        return [*kernels, *pages, *calls]
 
     def _kernel_time(self, index: int, op: Op) -> tuple[float, str]:
         """Seconds of an op with warm caches, and their source."""
         priced = self.priced[index]
         exact = self.cost_model.machine.exact(op, self.cost_model.threads)
         if exact is not None:
-            if exact.family == EXACT:
-                self.exact.add(index)
             return exact.seconds, "measured"
         if priced is not None:
             self._note_substitute(op, priced)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from dlperf.core import host
 from dlperf.core.clock import SLOW, CoreSpeed
-from dlperf.core.costs import CONTENTION, CORE_SPEED
+from dlperf.core.costs import CORE_SPEED
 from dlperf.core.machine import Machine
 from dlperf.core.variation import Z90, initial_state_frac, machine_log_sigma
 
@@ -40,8 +40,8 @@ def is_traced() -> bool:
 class UsualSpeed:
     """The core speed in a machine file.
 
-    `best_s`: the least time of the piece of work. `slowdown`: the usual time of kernels over their
-    best, None where the file has none. `sigma`: its standard deviation over groups of some seconds.
+    `best_s`: the least time of the piece of work. `slowdown`: the mean slowdown of the core, None
+    where the file has no readings. `sigma`: its standard deviation.
     """
 
     best_s: float = math.inf
@@ -52,10 +52,10 @@ class UsualSpeed:
 def usual_speed(machine: Machine, threads: int) -> UsualSpeed:
     """The core speed in a machine's file."""
     best_s = machine.cost_value(CORE_SPEED, threads, math.inf)
-    if not machine.costs_of(CONTENTION):
+    if not machine.states:
         return UsualSpeed(best_s)
-    slowdown = machine.contention_slowdown(threads) * machine.mean_slowdown(threads)
-    return UsualSpeed(best_s, slowdown, machine_log_sigma(machine, threads))
+    slowdown = machine.usual_state.core * machine.mean_slowdown
+    return UsualSpeed(best_s, slowdown, machine_log_sigma(machine))
 
 
 def own_usual_speed(machine: Machine | None, threads: int) -> UsualSpeed:

@@ -25,8 +25,6 @@ from typing import Any
 
 import pytest
 
-from dlperf.core.costs import CostKey
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 import report_cases as cases
@@ -118,8 +116,7 @@ def network() -> Any:
 
 def machine() -> Any:
     """Every entry of a machine file."""
-    keys = [*step_keys(), CostKey("contention", "a"), CostKey("contention_mean", "a")]
-    costs = [Cost(key, 1, Samples((1e-6, 2e-6))) for key in keys]
+    costs = [Cost(key, 1, Samples((1e-6, 2e-6))) for key in step_keys()]
     made = made_up_machine()
     curves = (
         KernelModelFit(("gemm", "float32"), "gemm", 1, (1.0, 2.0, 3.0), 0.1, 0.01, (0.1, 0.2)),

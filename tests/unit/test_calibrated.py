@@ -93,18 +93,6 @@ def test_a_kernel_of_one_size_serves_work_up_to_eight_times_as_large(n: int, ker
     assert found[0] == kernel
 
 
-def test_a_targets_own_operations_were_measured_at_a_moment_of_their_own() -> None:
-    own = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((3e-5,)))
-    factors = {
-        CostKey("contention", "gemm"): 1.4,
-        CostKey("contention", "rows"): 1.4,
-        CostKey("contention", "for made-up@1 (forward pass, ops 0)"): 1.1,
-        CostKey("contention", "for made-up@16 (step, ops 1)"): 3.0,
-    }
-    rows = kernels(priced(trace(mm(40, 60, 50), mm(64, 64, 64)), machine(factors, extra=(own,))))
-    assert [row["seconds"] for row in rows] == pytest.approx([1.1 * 3e-5, 1.4 * mm_s(64, 64, 64)])
-
-
 def test_an_op_between_measured_ones_is_interpolated() -> None:
     row = only(priced(trace(mm(32, 128, 100)), machine()))
     assert row["source"] == "interpolated"
@@ -495,12 +483,6 @@ def test_operands_from_farther_away_cost_what_such_were_measured_to_cost() -> No
     waited_s = 4 * small * 2.5e-11
     assert small_row["seconds"] == pytest.approx(relu_s(small) + waited_s)
     assert large_row["seconds"] == pytest.approx(relu_s(large))  # alone it is as far away
-    contended = machine(
-        {**FAR, CostKey("contention", "gemm"): 1.5, CostKey("contention_memory"): 1.1}
-    )  # a neighbour on the core takes no memory's time
-    assert kernels(priced(step, contended))[0]["seconds"] == pytest.approx(
-        1.5 * relu_s(small) + 1.1 * waited_s
-    )
 
 
 def test_products_wait_for_far_operands_too() -> None:
@@ -654,18 +636,6 @@ def test_page_faults_stand_where_the_memory_is_born() -> None:
         "page-faults",
         pytest.approx((40 * 256 + 1) * FAULT_S),
     )
-    contended = priced(
-        step,
-        machine(
-            {
-                "page_fault": FAULT_S,
-                CostKey("contention", "gemm"): 1.5,
-                CostKey("contention_memory"): 1.1,
-            }
-        ),
-    )
-    (busy,) = contended.ops[contended.ops["what"] == "page faults"].to_dict("records")
-    assert busy["seconds"] == pytest.approx(1.1 * row["seconds"])
     assert found.layers.set_index("layer").loc["b", "bound"] == "page-faults"
     assert found.step.peak_memory_bytes == 40 * MIB + 4096
     assert found.step.forward_s == pytest.approx(sum(item.seconds for item in found.prices.items))
@@ -845,55 +815,6 @@ def test_inference_has_no_backward_optimizer_or_zero_grad() -> None:
     assert set(found.ops["phase"]) == {"forward"}
 
 
-def test_contention_slowdown_is_in_every_time() -> None:
-    step = trace(mm(64, 64, 64), relu(1024))
-    quiet = priced(step, machine({"module_call": 1e-6}))
-    contended = priced(step, machine({"module_call": 1e-6, CostKey("contention", "gemm"): 1.25}))
-    assert list(contended.ops["seconds"]) == pytest.approx(
-        [1.25 * seconds for seconds in quiet.ops["seconds"]]
-    )
-    assert any("slowdown 1.25" in note for note in contended.prices.notes)
-    assert not any("contention" in note for note in quiet.prices.notes)
-
-
-@pytest.mark.parametrize(("n", "factor"), [(64, 1.4), (2**19, 1.4), (2**22, 1.306), (2**25, 1.2)])
-def test_long_calls_have_less_contention_slowdown(n: int, factor: float) -> None:
-    """Of 64 ns, 0.5, 4.2 and 34 ms: the best samples of the last had their neighbours, too."""
-    quiet, contended = (
-        priced(trace(relu(n)), machine(costs)).prices.items
-        for costs in (
-            {},
-            {CostKey("contention", "gemm"): 1.4, CostKey("contention_long", "gemm"): 1.2},
-        )
-    )
-    (kernel_s,), (usual_s,) = (
-        [item.seconds for item in items if item.what == "kernel"] for items in (quiet, contended)
-    )
-    assert usual_s / kernel_s == pytest.approx(factor, rel=2e-3)
-
-
-def test_the_framework_has_a_contention_slowdown_of_its_own() -> None:
-    costs = {"module_call": 1e-6, CostKey("contention", "gemm"): 1.25}
-    step = trace(mm(64, 64, 64), relu(1024))
-
-    def by_what(on: Machine) -> dict[str, float]:
-        prices = priced(step, on).prices
-        return {
-            what: sum(item.seconds for item in prices.items if item.what == what)
-            for what in {item.what for item in prices.items}
-        }
-
-    plain, busy = (
-        by_what(machine(costs)),
-        by_what(machine({**costs, CostKey("contention_framework"): 2.0})),
-    )
-    assert plain["module call"] > 0
-    assert busy["module call"] == pytest.approx(2.0 / 1.25 * plain["module call"])
-    assert (
-        plain["kernel"] <= busy["kernel"] < 2.0 / 1.25 * plain["kernel"]
-    )  # of an operator what its call adds
-
-
 # -- the interval ----------------------------------------------------------------------------------
 
 
@@ -902,23 +823,6 @@ def test_the_interval_of_measured_ops_is_the_spread_of_processes_and_hours() -> 
     assert step.total_s is not None
     assert found.high_s == pytest.approx(step.total_s * (1 + 1.645 * SPREAD))
     assert found.low_s == pytest.approx(step.total_s * (1 - 1.645 * SPREAD))
-
-
-@pytest.mark.parametrize(
-    ("factors", "part"),
-    [({}, 1.0), ({CostKey("contention", "gemm"): 1.25, CostKey("contention_framework"): 1.5}, 0.6)],
-)
-def test_seconds_of_another_pace_widen_it(factors: dict[str, float], part: float) -> None:
-    on = machine(factors)
-    intervals = Cost(CostKey("interference_interval"), 1, Samples((0.9, *(1.0,) * 9, 1.4)))
-    step = priced(trace(relu(1024)), replace(on, costs=(*on.costs, intervals))).step
-    assert step.total_s is not None
-    assert step.high_s == pytest.approx(
-        step.total_s * (1 + math.hypot(1.645 * SPREAD, part * 0.2)), rel=1e-2
-    )  # half way to the slowest of eleven
-    assert step.low_s == pytest.approx(
-        step.total_s * (1 - math.hypot(1.645 * SPREAD, part * 0.05)), rel=1e-2
-    )
 
 
 def test_what_is_less_known_widens_it() -> None:

@@ -41,7 +41,6 @@ class Worker:
     switches_per_s = 0.0
     seconds = 1e-6
     left_out = 0
-    wholes_s = (1e-6,)
     unsteady = 0
     passes = 1
     wants = 0
@@ -97,9 +96,8 @@ class Worker:
                 "seconds": 100.0,
                 "refused": [],
                 "unsteady": self.unsteady,
+                "left_out": self.left_out,
             }
-            told |= {"left_out": self.left_out, "wholes_s": [list(self.wholes_s)]}
-            told |= {"readings": [[]]}
             yield json.dumps(told) + "\n"
         if self.wants:
             yield json.dumps({"wants": self.wants}) + "\n"
@@ -128,44 +126,6 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
     monkeypatch.setattr(suite, "SAVE_EVERY_S", 0.0)
     monkeypatch.setattr(suite, "_running_processes", lambda: 1)
     return Fresh
-
-
-def test_every_group_keeps_its_own_factors(tmp_path: Path, worker: type[Worker]) -> None:
-    path = tmp_path / "m.json"
-    worker.seconds, worker.wholes_s, worker.unsteady = 1e-4, (1.0e-4, 1.2e-4, 1.4e-4, 5e-4), 1
-    machine = suite.calibrate(path, mode="quick")
-    assert machine.contention_slowdown(1) == pytest.approx(
-        (1.0 + 1.2 + 1.4 + 2.5) / 4
-    )  # in the last one the core was taken away
-    assert machine.mean_slowdown(1) == pytest.approx(
-        (1.0 + 1.2 + 1.4 + 5.0) / (1.0 + 1.2 + 1.4 + 2.5)
-    )
-    # A target that is added at a quieter moment says nothing of what was measured before ...
-    worker.wholes_s, worker.unsteady = (
-        (1e-4, 1e-4),
-        0,
-    )  # a single sample, held against itself, says nothing
-    machine = suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
-    assert len(machine.costs_of("contention")) == 4
-    assert machine.contention_slowdown(1) == pytest.approx(6.1 / 4)
-    # ... and a second look at a busy group holds its usual time against the least of both looks.
-    worker.seconds, worker.wholes_s = 2e-4, (2e-4,)
-    assert suite.calibrate(path, mode="quick").contention_slowdown(1) == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "short", "long"),
-    [(1e-5, 1.5, 1.5), (9e-4, 1.5, 1.5), (1.1e-3, 1.0, 1.0), (0.019, 1.0, 1.0), (0.02, 1.0, 1.5)],
-)
-def test_long_calls_have_a_contention_slowdown_of_their_own(
-    tmp_path: Path, worker: type[Worker], seconds: float, short: float, long: float
-) -> None:
-    worker.seconds, worker.wholes_s, worker.unsteady = seconds, (1.25 * seconds, 1.75 * seconds), 1
-    machine = suite.calibrate(tmp_path / "m.json", mode="quick")
-    assert (machine.contention_slowdown(1), machine.long_call_slowdown(1)) == (
-        pytest.approx(short),
-        pytest.approx(long),
-    )  # in between counts as neither
 
 
 def test_a_second_pass_replaces_what_the_first_told(tmp_path: Path, worker: type[Worker]) -> None:
@@ -339,7 +299,6 @@ def test_times_are_normalised_once_all_readings_are_there(
         [1.13 * worker.seconds, 1.5 * worker.seconds]
     )
     assert not any(one.readings for one in found.kernels)
-    assert found.contention_slowdown(1) == 1.0
 
 
 def test_the_same_command_goes_on_with_what_there_was_no_time_for(

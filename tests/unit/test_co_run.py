@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,11 +15,12 @@ from calibrated_cases import trace as trace_of
 
 from dlperf.core.clock import Samples
 from dlperf.core.co_run import PREPARATION, CoRun, operations_of
-from dlperf.core.costs import INTERFERENCE, Cost, CostKey
+from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Cpu, Machine
 from dlperf.core.prediction import BOUNDS, Item, Prices
+from dlperf.core.state import Reading
 from dlperf.core.variation import sigma_over
 from dlperf.forecast.loading import _NEEDED, _NEEDED_BY_WORKERS
 from dlperf.forecast.prediction import Prediction
@@ -280,12 +280,12 @@ def test_workers_wait_for_the_slowest_of_them() -> None:
     deviations more than the mean.
     """
     steady = workers_file()
-    values = tuple(
-        math.exp(0.1 * statistics.NormalDist().inv_cdf((index + 0.5) / 101)) for index in range(101)
+    reference = Reading(*(1.0,) * 6)
+    readings = tuple(
+        replace(reference, core_s=1 + 0.1 * statistics.NormalDist().inv_cdf((index + 0.5) / 101))
+        for index in range(101)
     )
-    contended = replace(
-        steady, costs=(*steady.costs, Cost(CostKey(INTERFERENCE), 1, Samples(values)))
-    )
+    contended = replace(steady, reference=reference, readings=readings)
     n = 12_500  # epochs of 6,250 steps of 6.5 ms
     one, other = (prediction(file).epoch(n, 2, workers=2) for file in (steady, contended))
     assert one.waiting_s == 0.0

@@ -120,8 +120,8 @@ def test_what_neighbours_change_is_measured_in_several_passes(
         calls.append(name)
         return Samples((1e-6 * len(calls),))
 
-    def sweeps(*_: object) -> tuple[list[Bandwidth], list[Cost]]:
-        return [], []
+    def sweeps(*_: object) -> list[Bandwidth]:
+        return []
 
     monkeypatch.setattr(
         framework,

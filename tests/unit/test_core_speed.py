@@ -17,6 +17,7 @@ import pytest
 from dlperf.core.clock import Clock, CoreSpeed, Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.machine import Cpu, Machine
+from dlperf.core.state import Reading
 from dlperf.core.variation import log_sigma
 from dlperf.runner.core_speed import (
     CoreState,
@@ -89,29 +90,16 @@ def test_a_state_lasts_some_seconds() -> None:
 
 
 def test_what_a_machine_file_says() -> None:
-    groups = [
-        Cost(CostKey("contention", name), 1, Samples((usual,)))
-        for name, usual in (("gemm", 1.0), ("pool", 1.1), ("sum", 1.2))
-    ]
-    contended_intervals = Cost(CostKey("interference_interval"), 1, Samples((0.9, 1.0, 1.1)))
-    groups += [
-        Cost(CostKey("contention_mean", name), 1, Samples((1.02,)))
-        for name in ("gemm", "pool", "sum")
-    ]
-    found = usual_speed(
-        Machine(
-            CPU,
-            costs=(
-                Cost(CostKey("core_speed"), 1, Samples((8e-6,))),
-                Cost(CostKey("contention", "gemm"), 4, Samples((2.0,))),
-                contended_intervals,
-                *groups,
-            ),
-        ),
-        1,
-    )
-    assert (found.best_s, found.slowdown) == (8e-6, pytest.approx(1.1 * 1.02))
-    assert found.sigma == pytest.approx(log_sigma(contended_intervals.samples))
+    """Readings of the core whose median is 1.1 and whose mean 1.15."""
+    best = Cost(CostKey("core_speed"), 1, Samples((8e-6,)))
+    factors = (1.0, 1.0, 1.1, 1.1, 1.2, 1.5)
+    readings = tuple(Reading(1e-3 * factor, *(1e-3,) * 5) for factor in factors)
+    file = Machine(CPU, costs=(best,), readings=readings, reference=Reading(*(1e-3,) * 6))
+    found = usual_speed(file, 1)
+    assert (found.best_s, found.slowdown) == (8e-6, pytest.approx(1.15))
+    # medians of three in a row: 1.0, 1.1, 1.1, 1.2
+    assert found.sigma == pytest.approx(log_sigma(Samples((1.0, 1.1, 1.1, 1.2))))
+    assert usual_speed(Machine(CPU, costs=(best,)), 1) == UsualSpeed(8e-6)
     assert usual_speed(Machine(CPU), 1) == UsualSpeed()
 
 

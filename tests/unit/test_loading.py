@@ -11,6 +11,7 @@ from loader_simulation import simulate
 from dlperf.core.costs import CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
+from dlperf.core.state import State
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.forecast.loading import (
     Batches,
@@ -180,11 +181,11 @@ def test_a_batch_that_malloc_takes_anew_is_faulted() -> None:
 
 
 def test_handing_over() -> None:
-    costs = LoaderCosts(loading_machine(), 1, factor=2.0)
+    costs = LoaderCosts(loading_machine(), 1, State(interpreter=1.5, dram=3.0), mean=2.0)
     assert costs.batches(0.001, (1000, 24), 0) == Batches(0.001)
     found = costs.batches(0.001, (1000, 24), 3)
-    assert found.hand_over_s == pytest.approx(2 * ((700 + 2 * 200) * US + 1024 * 1e-9))
-    assert found.take_over_s == pytest.approx(2 * ((500 + 2 * 300) * US + 1024 * 4e-10))
+    assert found.hand_over_s == pytest.approx(2 * (1.5 * (700 + 2 * 200) * US + 3 * 1024 * 1e-9))
+    assert found.take_over_s == pytest.approx(2 * (1.5 * (500 + 2 * 300) * US + 3 * 1024 * 4e-10))
 
 
 def test_starting_and_ending() -> None:

@@ -17,6 +17,7 @@ from dlperf.core.conversion import shown
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Bandwidth, Cpu, Kernel, KernelModelFit, Machine, default_path
+from dlperf.core.state import Reading, State
 from dlperf.core.trace import Op, Symbol, TensorSpec
 
 T = TensorSpec.contiguous
@@ -396,25 +397,31 @@ def test_the_default_file_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert default_path() == Path.home() / ".local" / "share" / "dlperf" / "machine.json"
 
 
-def test_slowdowns_of_a_contended_machine() -> None:
-    # the median of the groups' factors; 1 where none was kept
-    above = {"a": (1.1, 1.0), "b": (1.2, 1.05), "for net.py:build@32": (1.6, 1.5)}
-    costs = [
-        Cost(CostKey("contention", group), 1, Samples((usual,)))
-        for group, (usual, _) in above.items()
-    ]
-    costs += [
-        Cost(CostKey("contention_mean", group), 1, Samples((mean,)))
-        for group, (_, mean) in above.items()
-    ]
-    machine = Machine(
-        Cpu("x", 2), costs=(*costs, Cost(CostKey("contention", "a"), 4, Samples((9.0,))))
-    )
-    assert (machine.contention_slowdown(2), machine.mean_slowdown(2)) == (1.2, 1.05)
-    assert (Machine(Cpu("x", 2)).contention_slowdown(1), Machine(Cpu("x", 2)).mean_slowdown(1)) == (
-        1.0,
-        1.0,
-    )
+def test_the_mean_over_the_usual_slowdown_of_the_core() -> None:
+    ones = Reading(*(1.0,) * 6)
+    taken = tuple(replace(ones, core_s=factor) for factor in (1.0, 1.2, 2.0))
+    machine = Machine(Cpu("x", 2), readings=taken, reference=ones)
+    assert machine.mean_slowdown == pytest.approx(1.4 / 1.2)
+    faster = tuple(replace(ones, core_s=factor) for factor in (1.0, 1.2, 1.2))
+    assert replace(machine, readings=faster).mean_slowdown == 1.0
+    assert Machine(Cpu("x", 2)).mean_slowdown == 1.0
+
+
+def test_a_cost_at_a_state_is_slowed_by_what_bounds_it() -> None:
+    keys = {
+        CostKey("native_call"): "overhead",
+        CostKey("page_fault"): "page-faults",
+        CostKey("arithmetic", variant="float32"): "compute",
+        CostKey("loop_save_byte"): "DRAM",
+        CostKey("loader_byte", at=2**20): "L2",
+    }
+    costs = tuple(Cost(key, 1, Samples((1.0,))) for key in keys)
+    machine = Machine(Cpu("x", 2, (2**15, 2**20, 2**25)), costs=costs)
+    assert [machine.bound_of(cost) for cost in costs] == [*keys.values()]
+    at = State(core=1.1, interpreter=1.2, dram=1.3, page_fault=1.4)
+    assert machine.cost_value("page_fault", 1, state=at) == 1.4
+    assert machine.cost_value("loop_save_byte", 1, state=at) == 1.3
+    assert machine.cost_value("module_call", 1, 7.0, state=at) == 7.0
 
 
 @pytest.mark.parametrize(

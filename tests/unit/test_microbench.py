@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -219,35 +218,6 @@ def test_a_cache_that_forgets_is_told_by_the_pause() -> None:
     assert stream.measure_residency(1, "quick", (0, 0, 0), clock, sweep) == []
 
 
-def test_sweeps_beyond_a_cores_own_caches_have_a_contention_slowdown_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of three sweeps each the last takes ten times as long; the small one's do not count, and a
-    core that was taken away counts as the slowest.
-    """
-    ticks = Ticks(1e-3)
-    monkeypatch.setattr(stream, "working_sets", lambda *_: [2**15, 2**22])
-    monkeypatch.setattr(stream, "repeats_of", lambda *_: Repeats(1e-9, 3, warmup=1))
-
-    def kernel(_name: str, n: int) -> Callable[[], None]:
-        calls = itertools.count()
-
-        def sweep() -> None:
-            if n > 1:
-                ticks.now_s += 1e-3 if next(calls) != (4 if n > 2**15 else 3) else 1e-2
-
-        return sweep
-
-    monkeypatch.setattr(stream, "kernel", kernel)
-    bandwidths, (cost,) = stream.measure(1, "quick", (2**15, 2**20, 2**25), ticks.clock())
-    assert {bandwidth.working_set_bytes for bandwidth in bandwidths} == {2**15, 2**22}
-    assert (cost.key, cost.samples.values) == (
-        CostKey("contention_memory"),
-        (pytest.approx((1 + 1 + 2.5) / 3),),
-    )
-    assert stream.measure(1, "quick", (2**15, 2**23, 2**25), ticks.clock())[1] == []
-
-
 def test_a_worker_keeps_its_memory() -> None:
     settings = environment(3)
     assert settings["OMP_NUM_THREADS"] == "3"
@@ -424,14 +394,11 @@ def test_every_pass_adds_a_sample_to_what_the_first_had_time_for() -> None:
     whole = timing.result()
     early = {kernel.op for kernel in first.kernels}
     assert all(kernel.samples.values == pytest.approx((1e-3,)) for kernel in first.kernels)
-    for kernel, wholes_s in zip(
-        whole.kernels, whole.wholes_s
-    ):  # what there was no time for at first is taken later
+    for kernel in whole.kernels:  # what there was no time for at first is taken later
         values_s = (
             (1e-3, 2e-3, 2e-3) if kernel.op in early else (2e-3, 2e-3)
         )  # two that agree are enough
         assert kernel.samples.values == pytest.approx(values_s)
-        assert wholes_s == pytest.approx(values_s)
     assert (0 < len(early) < 40, len(whole.kernels), whole.n_left_out) == (True, 40, 0)
 
 

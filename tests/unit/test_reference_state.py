@@ -13,14 +13,7 @@ from calibrated_cases import T, relu
 from test_simulated_machines import Simulation, calibrate
 
 from dlperf.core.clock import Samples, quantile
-from dlperf.core.costs import (
-    CONTENTION,
-    CONTENTION_FRAMEWORK,
-    CONTENTION_LONG,
-    CONTENTION_MEAN,
-    Cost,
-    CostKey,
-)
+from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import EXACT, Bandwidth, Cpu, Kernel, Machine
 from dlperf.core.readings import MOST_READINGS, first_referred, with_readings
@@ -121,7 +114,7 @@ def busy_memory(time_s: float) -> State:
 
 @pytest.mark.parametrize("state", [a_clock_that_steps, a_clock_that_steps_up, busy_memory])
 def test_values_are_those_of_the_reference_state(state: Callable[[float], State]) -> None:
-    """The median of the readings is that of the machine as it was for most of the time."""
+    """The least of the readings is that of the machine as it was for half of the time."""
     quiet = at_reference(Course(lambda _: State()).machine)
     found = at_reference(Course(state).machine)
     assert found.reference is not None
@@ -138,14 +131,13 @@ def test_values_are_those_of_the_reference_state(state: Callable[[float], State]
     )
 
 
-@pytest.mark.parametrize("fast_s", [60.0, 240.0, 300.0])
-def test_values_are_those_of_a_slower_reference_state_too(fast_s: float) -> None:
-    """Samples of the first minutes were faster than the machine was for most of the time: the file
-    holds what it would, had it been slow throughout. From there a state leads back.
+def test_a_machine_that_was_fast_for_less_than_a_tenth_has_a_slower_reference() -> None:
+    """Samples of the first 40 s of 600 were faster: the file holds what it would, had the machine
+    been slow throughout. From there a state leads back.
     """
 
     def slow(time_s: float) -> State:
-        return State(1.13, 1.13, 1.13) if time_s > fast_s else State()
+        return State(1.13, 1.13, 1.13) if time_s > 40.0 else State()
 
     found = at_reference(Course(slow).machine)
     throughout = at_reference(Course(lambda _: State(1.13, 1.13, 1.13)).machine)
@@ -158,6 +150,19 @@ def test_values_are_those_of_a_slower_reference_state_too(fast_s: float) -> None
     assert REFERENCE.over(found.reference).core * product.seconds == pytest.approx(
         quiet_s, rel=0.02
     )
+
+
+@pytest.mark.parametrize("fast_s", [90.0, 240.0, 540.0])
+def test_a_machine_that_was_fast_for_a_tenth_has_the_fast_state_as_its_reference(
+    fast_s: float,
+) -> None:
+    def slow(time_s: float) -> State:
+        return State(1.13, 1.13, 1.13) if time_s > fast_s else State()
+
+    found = at_reference(Course(slow).machine)
+    quiet = at_reference(Course(lambda _: State()).machine)
+    assert found.reference == quiet.reference
+    assert values(found) == pytest.approx(values(quiet), rel=0.02)
 
 
 def test_values_of_a_machine_that_was_slow_throughout_differ_without_a_reference() -> None:
@@ -201,8 +206,8 @@ def test_a_sample_among_slow_and_fast_ones_counts_normalised() -> None:
 
 
 def test_noise_of_single_readings_changes_little() -> None:
-    """Readings off by 3 % at random, one by one, as interference of milliseconds makes them: values
-    move by less than 2 % in nine cases of ten, and by 1 % on average.
+    """Readings off by 3 % at random, one by one: values move by less than 2.5 % in nine cases of
+    ten, and by 1.2 % on average.
     """
     draw = random.Random(1)
     readings = tuple(reading_at(State(core=draw.gauss(1.0, 0.03))) for _ in range(200))
@@ -218,8 +223,30 @@ def test_noise_of_single_readings_changes_little() -> None:
     )
     found = at_reference(Machine(CPU, kernels, readings=readings)).kernels
     errors = [abs(one.seconds / 1e-4 - 1) for one in found]
-    assert quantile(errors, 0.9) < 0.02
-    assert sum(errors) / len(errors) < 0.011
+    assert quantile(errors, 0.9) < 0.025
+    assert sum(errors) / len(errors) < 0.012
+
+
+@pytest.mark.parametrize("busy_frac", [0.3, 0.5, 0.6])
+def test_disturbances_of_milliseconds_slow_no_kernel_but_the_usual_state(busy_frac: float) -> None:
+    """Readings of the core are at 1.0 or, at random, at 1.4, with an error of 1 %. The least
+    of four samples of each kernel is at 1.0.
+    """
+    draw = random.Random(3)
+
+    def busy() -> float:
+        return draw.gauss(1.4 if draw.random() < busy_frac else 1.0, 0.01)
+
+    readings = tuple(reading_at(State(core=busy())) for _ in range(200))
+    kernels = []
+    for size in range(1, 300):
+        numbers = tuple(sorted(draw.sample(range(200), 4)))
+        samples = Samples((1.4e-4, 1e-4, 1e-4, 1.4e-4))
+        op = Op("aten.mm.default", (T(8, size), T(size, 8)))
+        kernels.append(Kernel(op, "x", 1, samples, numbers))
+    found = at_reference(Machine(CPU, tuple(kernels), readings=readings))
+    assert [one.seconds for one in found.kernels] == pytest.approx([1e-4] * 299, rel=0.025)
+    assert found.usual_state.core > (1.3 if busy_frac > 0.5 else 1.0)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -321,7 +348,7 @@ def test_a_cost_is_slowed_down_by_its_statistic_of_the_readings() -> None:
         CostKey("ddp_call"): 1.2,
         CostKey("cold_start", "next", 2**20): 1.2,
         CostKey("page_allocation_eviction", "next", 2**20): 1.1,
-        CostKey("contention_mean", "a"): 1.0,
+        CostKey("cache_residency", at=100): 1.0,
     }
     costs = tuple(Cost(key, 1, Samples((1.0,)), at) for key in keys)
     found = at_reference(Machine(CPU, costs=costs, readings=readings, reference=REFERENCE))
@@ -336,9 +363,7 @@ def test_a_cost_is_slowed_down_by_its_statistic_of_the_readings() -> None:
 def test_a_simulated_calibration_does_not_depend_on_the_clock(
     monkeypatch: pytest.MonkeyPatch, when_s: float, before: float, after: float
 ) -> None:
-    """At the same state all times are the same; so are slowdowns by contention, of which there is
-    none.
-    """
+    """At the same state all times are the same."""
     quiet = at_reference(calibrate(Simulation(), monkeypatch).machine)
     simulation = Simulation(speed=lambda time_s: after if time_s > when_s else before)
     found = at_reference(calibrate(simulation, monkeypatch).machine)
@@ -352,10 +377,6 @@ def test_a_simulated_calibration_does_not_depend_on_the_clock(
     for kernel in shared:
         expected_s = moved * known[kernel.op.signature]
         assert kernel.seconds == pytest.approx(expected_s, rel=0.02), kernel.op
-    factors = (CONTENTION, CONTENTION_LONG, CONTENTION_MEAN, CONTENTION_FRAMEWORK)
-    for machine in (quiet, found):
-        for kind in factors:
-            assert machine.factor(kind, 1) == pytest.approx(1.0, abs=0.02), kind
 
 
 @pytest.mark.parametrize(
@@ -374,7 +395,7 @@ def test_an_edge_near_the_end_of_the_readings_stays_where_it_is(
     readings = tuple(reading_at(State(core=factor)) for factor in factors)
     kernels = tuple(
         Kernel(Op("aten.mm.default", (T(8, at), T(at, 8))), "x", 1, Samples((1e-3,)), (at,))
-        for at in range(7, 11)
+        for at in range(11)
     )
     found = at_reference(Machine(CPU, kernels, readings=readings, reference=REFERENCE))
-    assert [one.slowdown for one in found.kernels] == pytest.approx(slowdowns)
+    assert [one.slowdown for one in found.kernels[7:]] == pytest.approx(slowdowns)

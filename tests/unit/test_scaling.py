@@ -5,6 +5,7 @@ head.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,11 @@ import pytest
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Interference, Link, Rank, Timed
 from dlperf.core.co_run import CoRun, operations_of
-from dlperf.core.costs import CONTENTION, CONTENTION_FRAMEWORK, INTERFERENCE, Cost, CostKey
+from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
 from dlperf.core.prediction import Item, Prices
+from dlperf.core.state import Reading
 from dlperf.core.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.core.units import MIB
 from dlperf.core.variation import log_sigma, machine_log_sigma, mean_factor, slowest_factor
@@ -470,19 +472,20 @@ def test_the_slowest_of_n() -> None:
         slowest_factor(0, 0.1)
 
 
+def read(machine: Machine, factors: Sequence[float]) -> Machine:
+    """The machine with readings of the core; its reference is 1."""
+    readings = tuple(Reading(factor, *(1.0,) * 5) for factor in factors)
+    return replace(machine, reference=Reading(*(1.0,) * 6), readings=readings)
+
+
 def test_spread_comes_from_measurements() -> None:
     even = Samples(tuple(1.0 + index / 100 for index in range(11)))  # deciles 1.01 and 1.09
     assert log_sigma(even) == pytest.approx(math.log(1.09 / 1.01) / 2.5631, rel=1e-3)
-    intervals = Cost(CostKey(INTERFERENCE), 1, even)
-    assert machine_log_sigma(machine(costs=(intervals,)), 1) == log_sigma(even)
-    factors = (
-        Cost(CostKey(CONTENTION, "gemm"), 1, Samples((1.25,))),
-        Cost(CostKey(CONTENTION_FRAMEWORK), 1, Samples((1.5,))),
-    )
-    assert machine_log_sigma(machine(costs=(intervals, *factors)), 1) == pytest.approx(
-        0.6 * log_sigma(even)
-    )  # a fifth against a third
-    assert machine_log_sigma(machine(), 1) == 0.0
+    rising = (1.0, *even.values, 1.1)
+    assert machine_log_sigma(read(machine(), rising)) == pytest.approx(log_sigma(even))
+    assert machine_log_sigma(read(machine(), [1.0, 1.0, 3.0, 1.0, 1.0])) == 0.0  # a single one
+    assert machine_log_sigma(read(machine(), [1.0, 1.1, 1.2, 1.3])) == 0.0  # too few
+    assert machine_log_sigma(machine()) == 0.0
     own = cluster(
         collectives=(
             Collective("all_reduce", MIB, 2, 1, samples_s=[*even.values]),
@@ -497,7 +500,7 @@ def test_spread_comes_from_measurements() -> None:
 
 def test_stragglers_make_more_ranks_slower() -> None:
     even = Samples(tuple(1.0 + index / 10 for index in range(11)))
-    own = machine(costs=(Cost(CostKey(INTERFERENCE), 1, even),))
+    own = read(machine(), even.values)
     rows = ask((1, 2, 64), own=cluster(bandwidth=1e15), at=lambda size: prediction(size, own)).rows
     assert rows[0].compute_s < rows[1].compute_s < rows[2].compute_s
     assert rows[2].p10_s < rows[2].step_s < rows[2].p90_s

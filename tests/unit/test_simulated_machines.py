@@ -98,9 +98,9 @@ def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
             simulation.spend(1e-3)
         return [Cost(CostKey("fork_join"), 1, Samples((1.0,)))]
 
-    def sweeps(*arguments: Any) -> tuple[list[Bandwidth], list[Cost]]:
+    def sweeps(*arguments: Any) -> list[Bandwidth]:
         greedy(arguments[-1])
-        return [], []
+        return []
 
     monkeypatch.setattr(host, "this_cpu", lambda: CPU)
     monkeypatch.setattr(worker, "StateProbe", lambda cpu: simulation)

@@ -142,8 +142,6 @@ ANSWER = {
     "refused": [],
     "unsteady": 0,
     "left_out": 0,
-    "wholes_s": [],
-    "readings": [],
 }
 
 
