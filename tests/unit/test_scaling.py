@@ -17,7 +17,7 @@ from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
 from dlperf.core.prediction import Item, Prices
-from dlperf.core.state import Reading
+from dlperf.core.state import Reading, State
 from dlperf.core.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.core.units import MIB
 from dlperf.core.variation import log_sigma, machine_log_sigma, mean_factor, slowest_factor
@@ -30,7 +30,13 @@ from dlperf.distributed.scenario import (
     hosts_per_system_of,
     ranks_per_node_of,
 )
-from dlperf.distributed.step_profile import arrivals_of, between, gradients_of, profile_of
+from dlperf.distributed.step_profile import (
+    arrivals_of,
+    between,
+    buffer_copies_s,
+    gradients_of,
+    profile_of,
+)
 from dlperf.forecast.prediction import Prediction
 from dlperf.models.buckets import ReducerOptions
 from dlperf.report.scaling_pages import scaling_to_text
@@ -516,6 +522,25 @@ def test_ddp_itself_costs_what_the_machine_file_says() -> None:
     ).rows[1]
     assert row.compute_s == 10.5
     assert row.step_s == pytest.approx(10.5 + 0.25 + 3 * 0.125)
+
+
+def test_ddp_is_as_slow_as_the_interpreter_in_the_state_of_a_prediction() -> None:
+    """Its calls take twice as long; the step's items are at the state already."""
+    costs = tuple(Cost(CostKey(f"ddp_{name}"), 1, Samples((0.5,))) for name in ("call", "sync"))
+    slow = State(interpreter=2.0)
+    row = ask(
+        at=lambda size: replace(prediction(size, machine(costs=costs)), state=slow),
+        own=cluster(bandwidth=1e15),
+    ).rows[1]
+    assert row.compute_s == 10.0 + 2 * 0.5
+    assert row.step_s == pytest.approx(11.0 + 2 * 0.5)
+
+
+def test_buffers_are_copied_at_the_speed_of_memory_in_the_state() -> None:
+    one = prediction(32)
+    usual_s = buffer_copies_s(one, 1e6)
+    assert usual_s == pytest.approx(4e6 / one.machine.dram_bytes_per_s(1))
+    assert buffer_copies_s(replace(one, state=State(dram=1.5)), 1e6) == pytest.approx(1.5 * usual_s)
 
 
 @pytest.mark.parametrize(
