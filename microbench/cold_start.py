@@ -31,10 +31,11 @@ from dlperf.microbench.cold_work import (
 )
 from dlperf.microbench.python_code import PythonForward
 
-COLD_BYTES = (2**20, 2**22, 2**24, 2**25, 2**26)
+COLD_BYTES, FAR_BYTES = (2**20, 2**22, 2**24), (2**25, 2**26)
 """How much memory passes by between two measured calls, so that the code and data of the call have
-left the nearer caches. What a virtual machine keeps of a shared cache ends within few of these, and
-the penalties double there.
+left the nearer caches; beyond :data:`COLD_BYTES` data alone. What a virtual machine keeps of a
+shared cache ends within few of these, and penalties double there; but code of a step stays there
+longer than a product of as many bytes leaves it: others of its operators use most of it.
 """
 _N_OPERANDS, _SMALL, _APART = 16, 256, 4096
 """Pairs of operands, and their elements; each begins so many elements after the one before, on a
@@ -185,12 +186,15 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     whole backward, ``zero_grad`` after a whole step.
     """
     bench = _Bench(mode == "quick", clock)
-    makes = [partial(passing_bytes, amount) for amount in COLD_BYTES[: -1 if bench.quick else None]]
-    makes += [partial(passing_code, step) for step in steps()]
-    for number, make in enumerate(makes):
+    # Of fresh pages, which come second, what comes once a step is measured alone.
+    ways: tuple[Callable[[Work], None], ...] = (bench.take_all, bench.take_once_a_step)
+    makes = [(partial(passing_bytes, amount), ways) for amount in COLD_BYTES]
+    far = FAR_BYTES[: -1 if bench.quick else None]
+    makes += [(partial(passing_bytes, amount), (bench.take_operands,)) for amount in far]
+    makes += [(partial(passing_code, step), ways) for step in steps()]
+    for number, (make, takes) in enumerate(makes):
         bench.clock = clock.part(1 / (len(makes) - number))
-        # Of fresh pages, which come second, what comes once a step is measured alone.
-        for take, work in zip((bench.take_all, bench.take_once_a_step), make()):
+        for take, work in zip(takes, make()):
             take(work)
     return {name: Samples(tuple(values)) for name, values in bench.found.items()}
 
@@ -227,7 +231,7 @@ class _Bench:
             self.found.setdefault(CostKey(kind or work.kind, what, amount), []).extend(values)
 
     def take_all(self, work: Work) -> None:
-        """Operators, a module, operands, and what comes once a step."""
+        """Operators, a module, operands of bytes, and what comes once a step."""
         leaf = torch.rand(4, 4, requires_grad=True)
         bare, other_module = PassThrough(), nn.ReLU()
         operators: tuple[Call, ...] = (
@@ -253,10 +257,14 @@ class _Bench:
             _, code_s = _after((first, _recorded(op)), work.whole, n_samples, self.clock)
             self._add(work, what, code_s)
         if work.kind == COLD_START:
-            self._add(work, "operand", self._operands_s(work.whole))
-            self._add(work, "next", self._misses_s(work.whole), CACHE_MISS)
+            self.take_operands(work)
         if not work.packets or "backward" in work.packets:
             self.take_once_a_step(work)
+
+    def take_operands(self, work: Work) -> None:
+        """Operands, and the cache misses of one."""
+        self._add(work, "operand", self._operands_s(work.whole))
+        self._add(work, "next", self._misses_s(work.whole), CACHE_MISS)
 
     def _operators(self, kind: str) -> Iterator[tuple[str, Op]]:
         """Operators whose code is measured, and what each is called."""

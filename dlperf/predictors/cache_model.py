@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dlperf.core.code_footprint import code_of
+from dlperf.core.code_footprint import UNIT_BYTES, code_of
 from dlperf.core.costs import (
     CACHE_MISS,
     CACHE_RESIDENCY,
@@ -136,13 +136,14 @@ class CacheModel:
         ``aten.NAME``), a ``module``, ``optimizer``, ``backward`` or ``zero_grad``.
 
         The largest of the penalties by bytes touched, by page-allocation eviction and by
-        instruction-cache pressure.
+        instruction-cache pressure. Data and code share a core's own caches: bytes count as code,
+        too.
         """
         largest = 0.0
         for kind, amount in (
             (COLD_START, since.n_bytes),
             (PAGE_EVICTION, since.fresh_bytes),
-            (CODE_EVICTION, since.code_size),
+            (CODE_EVICTION, since.code_size + since.n_bytes / UNIT_BYTES),
         ):
             curve = self._penalties.get((kind, code))
             if curve is None or amount <= 0:
