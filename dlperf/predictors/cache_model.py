@@ -34,13 +34,12 @@ Array = npt.NDArray[np.float64]
 class ReuseDistance:
     """What a step touches between two uses of the same code or data.
 
-    Bytes touched, the relative code footprint that ran (:mod:`dlperf.core.code_footprint`), time in
-    seconds, and the bytes touched on new pages.
+    Bytes touched, the relative code footprint that ran (:mod:`dlperf.core.code_footprint`), and the
+    bytes touched on new pages.
     """
 
     n_bytes: float = 0.0
     code_size: int = 0
-    seconds: float = 0.0
     fresh_bytes: float = 0.0
 
 
@@ -148,11 +147,7 @@ class CacheModel:
             curve = self._penalties.get((kind, code))
             if curve is None or amount <= 0:
                 continue
-            found = float(np.interp(_penalty_coordinate(kind, amount), *curve))
-            if kind == COLD_START and amount > self.private_bytes:
-                evicted = float(self._evicted_frac(np.array([since.seconds]))[0])
-                found += evicted * (float(curve[1][-1]) - found)
-            largest = max(largest, found)
+            largest = max(largest, float(np.interp(_penalty_coordinate(kind, amount), *curve)))
         return largest
 
     @cached_property

@@ -64,11 +64,10 @@ class ReuseDistances:
     just now by the system, counts as touched by the op itself.
 
     Per op: the reuse distance of its code is `code_distance` in bytes and `code_since` in relative
-    code footprint (:func:`dlperf.core.code_footprint.code_since`), since op `code_ran` ran the same
-    code.
+    code footprint (:func:`dlperf.core.code_footprint.code_since`).
 
-    Op numbers in `code_ran` and `operand_touched` run over two steps: op i of the second one is
-    len(ops) + i. `step_bytes` is the memory that a step touches, each byte once, `step_code` the
+    Op numbers in `operand_touched` run over two steps: op i of the second one is len(ops) + i.
+    `step_bytes` is the memory that a step touches, each byte once, `step_code` the
     code footprint of its operators.
     """
 
@@ -77,7 +76,6 @@ class ReuseDistances:
     operand_distance: npt.NDArray[np.float64]
     operand_touched: npt.NDArray[np.int64]
     code_distance: tuple[float, ...]
-    code_ran: tuple[int, ...]
     code_since: tuple[int, ...]
     step_bytes: float
     step_code: int
@@ -94,9 +92,9 @@ def reuse_distances(
     recency = LruStack()
     # The op, and the moment when it was done with all of its operands.
     last_touch: dict[int, tuple[int, int]] = {}
-    last_run: dict[str, tuple[int, int]] = {}
+    last_run: dict[str, int] = {}
     operands: list[tuple[int, int, float, int]] = []
-    code: list[tuple[float, int, int]] = []
+    code: list[tuple[float, int]] = []
     recent: list[str] = []  # operators and calls of phases, what ran last at the end
     phase = ""
     read_by = [counts.bytes_read(op, moved) for op, moved in zip(trace.ops, n_bytes)]
@@ -125,24 +123,23 @@ def reuse_distances(
                 if phase in CALLED:
                     _put_last(recent, phase)
             name = code_of(op.packet)
-            by, since = last_run.get(name, (place, recency.now))
-            code.append((recency.since(since), by, code_since(name, recent)))
+            since = last_run.get(name, recency.now)
+            code.append((recency.since(since), code_since(name, recent)))
             _put_last(recent, op.packet)
             for storage, size, before in touched:
                 if before != storage:
                     recency.forget(before)
                 recency.touch(storage, size)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
-            last_run.update((brought, (place, recency.now)) for brought in codes_of(op.packet))
+            last_run.update((brought, recency.now) for brought in codes_of(op.packet))
     op_numbers, sizes, distances, touched_by = np.array(operands, dtype=float).reshape(-1, 4).T
     return ReuseDistances(
         op_numbers.astype(np.int64),
         sizes,
         distances,
         touched_by.astype(np.int64),
-        tuple(distance for distance, _, _ in code),
-        tuple(by for _, by, _ in code),
-        tuple(others for _, _, others in code),
+        tuple(distance for distance, _ in code),
+        tuple(others for _, others in code),
         recency.since(0),
         sum(map(relative_footprint, recent)),
     )

@@ -256,21 +256,14 @@ class StepItems:
 
     def _since(self, index: int) -> ReuseDistance:
         """Reuse distance of an op's code."""
-        seconds = float(
-            self.begin_s[len(self.trace.ops) + index] - self.end_s[self.analysis.code_ran[index]]
-        )
-        return ReuseDistance(
-            self.analysis.code_distance[index], self.analysis.code_since[index], seconds
-        )
+        return ReuseDistance(self.analysis.code_distance[index], self.analysis.code_since[index])
 
     @property
     def _whole_step(self) -> ReuseDistance:
         """Reuse distance of a whole step."""
-        step_s = float(self.begin_s[len(self.trace.ops)]) if self.trace.ops else 0.0
         return ReuseDistance(
             self.analysis.step_bytes,
             self.analysis.step_code,
-            step_s,
             PAGE_BYTES * sum(self.analysis.allocator.faults),
         )
 
@@ -332,7 +325,7 @@ class StepItems:
             for index, op in reversed([*enumerate(trace.ops)])
             if op.phase == "forward"
         ]
-        distances.sort(key=lambda one: (one[1].n_bytes, one[1].seconds), reverse=True)
+        distances.sort(key=lambda one: one[1].n_bytes, reverse=True)
         last = defaultdict(ReuseDistance, distances)
         if is_training:
             penalty_s = self.caches.cold_start_s("module", last[LOSS])

@@ -551,41 +551,6 @@ def test_one_busy_moment_of_a_curve_raises_no_other_point_as_far() -> None:
     assert found[0] == found[1]  # no more than a larger set
 
 
-def test_code_that_a_shared_cache_forgot_comes_from_memory() -> None:
-    """Between two calls of an operator 2 ms pass and 4 MiB go by: as if everything measured had,
-    where what is shared is by then all gone.
-    """
-    product = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((2e-3,)))
-    ops = [
-        Op(f"aten.{name}.default", (T(MIB, storage=index),), layer=name)
-        for index, name in enumerate(("relu_", "abs_"))
-    ]
-    step = trace(ops[0], product.op, ops[1], storages=(Storage(4 * MIB, kind="input"),) * 2)
-    cold = {
-        CostKey("cold_start", "next", 1048576): 1e-6,
-        CostKey("cold_start", "next", 4194304): 2e-6,
-        CostKey("cold_start", "next", 67108864): 9e-6,
-    }
-    plain = machine(cold, extra=(product,))
-    four_times = (
-        plain.dram_bytes_per_s(1)
-        * cost_model_of(plain, 1).caches.seconds_per_byte(np.array([8.0 * MIB]))[0]
-    )  # all of the way to memory
-    found = []
-    for factors in (
-        {},
-        {"1": 1.0, "2": 1 + (1 / four_times - 1) / 2},
-        {"1": 1.0, "2": 1 / four_times},
-    ):
-        on = replace(plain, costs=(*plain.costs, *residency(factors)))
-        far_s = Kernel(ops[0], "exact", 1, Samples((relu_s(MIB),)))
-        row = kernels(
-            priced(step, replace(on, kernels=(*on.kernels, far_s), bandwidths=plain.bandwidths))
-        )[0]
-        found.append(row["seconds"] - relu_s(MIB))
-    assert found == pytest.approx([2e-6, 5.5e-6, 9e-6])
-
-
 def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
     """Two operands of 4 and 8 MiB, each read once a step: after 6 ms, where what is shared takes
     three times as long, both are farther away.
