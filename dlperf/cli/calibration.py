@@ -107,12 +107,14 @@ def run_calibration(
             raise
         except KeyboardInterrupt:
             raise Interrupted(what_is_kept(path, 0)) from None
-        tested = {test.threads for test in machine.self_tests}
+        tested = {test.threads for test in machine.self_tests if not test.is_check}
         try:
             machine = fit_kernel_models(machine)
             machine.save(path)
             machine = self_test.run(
-                machine, [process for process in started if process.threads not in tested]
+                machine,
+                [process for process in started if process.threads not in tested],
+                self_test.seeds_of_calibration(mode),
             )
         except KeyboardInterrupt:
             raise Interrupted(

@@ -94,7 +94,7 @@ def _repeat_self_test(machine: Machine) -> Machine:
 
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(self_test.start(n)) for n in machine.threads]
-        machine = self_test.run(machine, processes)
+        machine = self_test.run(machine, processes, self_test.seeds_of_check())
     with contextlib.suppress(WorkFailed):
         machine.save(machine.path)
     return machine

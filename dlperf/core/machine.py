@@ -44,7 +44,7 @@ from dlperf.core.operators import (
 )
 from dlperf.core.records.machine import CostRecord, KernelModelFit, KernelRecord, MachineRecord
 from dlperf.core.state import REFERENCE, Reading, State, mean_state, median_state
-from dlperf.core.verification import Coverage, Disturbance, SelfTest
+from dlperf.core.verification import Coverage, Disturbance, SelfTest, interval_factor
 
 __all__ = [
     "EXACT",
@@ -279,10 +279,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         return tuple(test for test in self.self_tests if test.threads == nearest)
 
     def interval_factor(self, threads: int) -> float:
-        """Interval calibration factor: how many times as wide intervals have to be to contain all
-        steps of the self-test; at least 1.
-        """
-        return max([1.0, *(test.half_widths for test in self.self_tests_of(threads))])
+        """Interval calibration factor (:func:`dlperf.core.verification.interval_factor`)."""
+        return interval_factor(self.self_tests_of(threads))
 
     def footprint_bytes(self, name: str) -> int:
         """The named footprint in bytes; 0 where it was not measured."""

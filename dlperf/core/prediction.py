@@ -40,8 +40,7 @@ class Prices:
     `items` add up to the step. A predictor supports `phases`; the others are null in the
     prediction. It does not support the layers `unsupported`: their rows are null in every phase.
     The 90 % interval is `low_factor` to `high_factor` times the step's time; None without an
-    interval. Of their distances to 1, `hour_frac` is what hours contribute, in quadrature.
-    `warnings` make the whole prediction doubtful, `notes` do not.
+    interval. `warnings` make the whole prediction doubtful, `notes` do not.
     """
 
     items: tuple[Item, ...]
@@ -49,7 +48,6 @@ class Prices:
     unsupported: tuple[str, ...] = ()
     low_factor: float | None = None
     high_factor: float | None = None
-    hour_frac: float = 0.0
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     peak_memory_bytes: int | None = None
@@ -57,17 +55,6 @@ class Prices:
     def map_items(self, change: Callable[[Item], Item]) -> Prices:
         """The price list with every item changed."""
         return replace(self, items=tuple(map(change, self.items)))
-
-    @property
-    def of_known_state(self) -> Prices:
-        """The price list with an interval for an hour whose state is known."""
-        if self.low_factor is None or self.high_factor is None:
-            return self
-        below, above = (
-            math.sqrt(max(0.0, frac**2 - self.hour_frac**2))
-            for frac in (1.0 - self.low_factor, self.high_factor - 1.0)
-        )
-        return replace(self, low_factor=1.0 - below, high_factor=1.0 + above, hour_frac=0.0)
 
     def at_state(self, state: State, others: Sequence[State] = ()) -> Prices:
         """The price list of the reference state at another one, as

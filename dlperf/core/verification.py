@@ -17,9 +17,15 @@ from dlperf.core.units import format_percent, format_seconds
 
 _LEAST_HALF_WIDTH = 1e-3
 WORST_FACTOR = 1.5
-"""Predicted over measured time, up or down, from which a self-test has failed."""
+"""Predicted over measured time, up or down, above which a self-test has failed."""
 WORST_MEDIAN_FRAC = 0.3
 """Median error above which a self-test has failed."""
+FIRST_CHECK_SEED = 2**31
+"""Seeds from this one on are those of a check, lower ones those of a calibration."""
+_ENOUGH_TESTS = 9
+"""Tests of which the conformal bound is one of them; fewer never make intervals narrower."""
+_LEAST_FACTOR = 0.5
+"""Least interval calibration factor of enough tests."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +72,11 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """A training step of a network drawn at random, predicted by the file and timed right after the
-    calibration.
+    """A training step of a network drawn at random, predicted by the file and timed at the end of
+    the calibration, or by a check of the file.
 
-    `predicted_s`, with its 90 % interval `low_s`..`high_s`, rests on the machine file alone;
-    `measured_s` is the median step.
+    `predicted_s`, with its 90 % interval `low_s`..`high_s`, rests on the machine file alone and is
+    at the state of the measurement where the file has a reference; `measured_s` is the median step.
     """
 
     name: Name  #: Kind of network.
@@ -80,6 +86,11 @@ class SelfTest:
     low_s: PositiveSeconds  #: Lower end of the 90 % interval.
     high_s: PositiveSeconds  #: Upper end of the 90 % interval.
     measured_s: PositiveSeconds  #: Measured step.
+
+    @property
+    def is_check(self) -> bool:
+        """Whether it belongs to a check of the file, not to the calibration."""
+        return self.seed >= FIRST_CHECK_SEED
 
     @property
     def error_frac(self) -> float:
@@ -113,11 +124,34 @@ class SelfTest:
         return max(self.predicted_s / self.measured_s, self.measured_s / self.predicted_s)
 
 
+def conformal_bound(values: Sequence[float]) -> float:
+    """Split-conformal bound of one further value that is exchangeable with these n: it lies at or
+    below the bound with a probability of at least 90 % (Vovk, Gammerman and Shafer 2005,
+    Algorithmic Learning in a Random World).
+
+    The bound is the value of rank ceil(0.9 (n + 1)). Below 9 values it is the largest, which
+    promises less: n / (n + 1).
+
+    >>> [conformal_bound(range(1, n + 1)) for n in (1, 3, 9, 10, 19, 22, 39)]
+    [1, 3, 9, 10, 18, 21, 36]
+    """
+    rank = -(-9 * (len(values) + 1) // 10)
+    return sorted(values)[min(rank, len(values)) - 1]
+
+
+def interval_factor(tests: Sequence[SelfTest]) -> float:
+    """Interval calibration factor: the conformal bound of the tests' half widths, at least 1 with
+    fewer than nine tests, at least a half with more.
+    """
+    least = 1.0 if len(tests) < _ENOUGH_TESTS else _LEAST_FACTOR
+    return max(least, conformal_bound([test.half_widths for test in tests])) if tests else least
+
+
 def has_failed(tests: Sequence[SelfTest]) -> bool:
-    """Whether a prediction is off by more than WORST_FACTOR, or their median error is above
-    WORST_MEDIAN_FRAC.
+    """Whether the conformal bound of the tests' factors is above WORST_FACTOR, or their median
+    error is above WORST_MEDIAN_FRAC.
     """
     return bool(tests) and (
-        max(test.factor for test in tests) > WORST_FACTOR
+        conformal_bound([test.factor for test in tests]) > WORST_FACTOR
         or median(abs(test.error_frac) for test in tests) > WORST_MEDIAN_FRAC
     )

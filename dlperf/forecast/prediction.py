@@ -436,8 +436,6 @@ def predict(
         notes = (*prices.notes, *memory.notes)
         prices = replace(prices, peak_memory_bytes=memory.peak_reserved_bytes, notes=notes)
     at = machine.usual_state if state is None else state
-    if state is not None:
-        prices = prices.of_known_state
     prediction = Prediction(
         trace,
         machine,

@@ -38,7 +38,8 @@ from dlperf.predictors.transfer import as_measured, carried_cost_model
 PROCESS_SPREAD = 0.05
 """Relative standard deviation of a step's median between processes."""
 HOUR_SPREAD = 0.064
-"""Relative standard deviation of the machine's speed between two hours.
+"""Relative standard deviation of the machine's speed between two hours, for a file without readings
+of its state.
 
 Medians over the same 5,000 to 12,000 kernels in six calibrations of one day, on a virtual machine
 with co-tenants, varied by 4.5 %; times sqrt(2).
@@ -80,12 +81,11 @@ class Calibrated:
         step.notes |= cost_model.notes
         items = step.items()
         total_s = math.fsum(item.seconds for item in items)
-        low, high, hour_frac = _interval(items, step, total_s)
+        low, high = _interval(items, step, total_s)
         found = Prices(
             tuple(items),
             low_factor=low,
             high_factor=high,
-            hour_frac=hour_frac,
             notes=tuple(sorted(step.notes)),
             warnings=_missing(machine, trace),
             peak_memory_bytes=peak_memory_bytes(trace, machine, analysis.allocator),
@@ -143,17 +143,17 @@ def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
     return (line,) if names else ()
 
 
-def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float, float, float]:
-    """Factors of the 90 % interval, and what hours contribute to them: independent errors, added in
-    quadrature.
+def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float, float]:
+    """Factors of the 90 % interval at a known state: independent errors, added in quadrature.
 
-    Kernel models: posterior covariance times the interval calibration factor; twice the standard
-    deviation for an extrapolated op, 100 % for an unpriced one, less for a generated kernel; all
-    wider by the factor of the file's self-test. Then the variation between processes and between
-    hours, what carries kernels over from another machine, and the range of page faults.
+    Kernel models: posterior covariance; twice the standard deviation for an extrapolated op, 100 %
+    for an unpriced one, less for a generated kernel. Then the variation between processes, that
+    between hours where the file knows no states, and what carries kernels over from another
+    machine. All of this is multiplied by the interval calibration factor. At last the range of page
+    faults.
     """
     if total_s <= 0:
-        return 1.0, 1.0, 0.0
+        return 1.0, 1.0
     cost_model, simulated = step.cost_model, step.analysis.allocator
     machine, threads = cost_model.machine, cost_model.threads
     by_variant: dict[tuple[str, ...], dict[KernelDescription, float]] = defaultdict(
@@ -173,21 +173,19 @@ def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float
         for piece in kernel.sub_kernels:
             by_variant[piece.variant][piece.description] += frac * piece.seconds
     carried_s = 0.0
-    variance_s2 = unpriced_s**2 + PROCESS_SPREAD**2 * total_s**2
+    spread = math.hypot(PROCESS_SPREAD, 0.0 if machine.states else HOUR_SPREAD)
+    variance_s2 = unpriced_s**2 + (spread * total_s) ** 2
     for variant, members in by_variant.items():
         seconds = np.array(list(members.values()))
         covariance = cost_model.kernel_model(variant).covariance(*stacked(list(members)))
         variance_s2 += float(seconds @ covariance @ seconds)
         carried_s += cost_model.carried_spread(variant) * float(seconds.sum())
     variance_s2 += carried_s**2
-    wider = machine.interval_factor(threads) * Z90
-    half = wider * math.sqrt(variance_s2) / total_s
+    half = machine.interval_factor(threads) * Z90 * math.sqrt(variance_s2) / total_s
     fault_s = cost_model.cost_s("page_fault") + cost_model.cost_s("page_release")
     now = sum(simulated.faults)
     fewer, more = (
         max(0.0, faults) * fault_s / total_s
         for faults in (now - simulated.fewest_faults, simulated.most_faults - now)
     )
-    hours = wider * HOUR_SPREAD
-    low = 1.0 - math.hypot(half, fewer, hours)
-    return max(0.05, low), 1.0 + math.hypot(half, more, hours), hours
+    return max(0.05, 1.0 - math.hypot(half, fewer)), 1.0 + math.hypot(half, more)

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Cpu, Machine
@@ -19,6 +19,7 @@ from dlperf.core.machine_doubts import (
     is_unfinished,
 )
 from dlperf.core.units import format_percent
+from dlperf.core.verification import SelfTest
 from dlperf.ops.roofs import LEVELS, roofs_of
 from dlperf.report.document import Column, format_table
 
@@ -26,6 +27,8 @@ WORST_LEAVE_ONE_OUT_FRAC = 0.3
 """Mean leave-one-out error of a family's kernels above which its models are remarked on: other ops
 are as far off.
 """
+_MOST_LINES = 3
+"""Steps of a self-test that have a line each."""
 
 
 def coverage_line(machine: Machine, threads: int) -> str:
@@ -51,19 +54,41 @@ def coverage_line(machine: Machine, threads: int) -> str:
 
 
 def self_test_lines(machine: Machine) -> list[str]:
-    """The self-test of each thread count in lines, its result last."""
+    """The self-test of each thread count in lines: each of few steps, or a summary of
+    many; its result last.
+    """
     found = []
     for threads in machine.threads:
         tests = [test for test in machine.self_tests if test.threads == threads]
-        found += [f"self-test: {test.describe()}" for test in tests]
-        factor = machine.interval_factor(threads)
-        wider = (
-            f"; intervals are wider by a factor of {factor:.1f}" if tests and factor >= 1.05 else ""
-        )
+        steps = [test.describe() for test in tests]
+        if len(steps) > _MOST_LINES:
+            steps = [_summary_of(tests)]
+        found += [f"self-test: {line}" for line in steps]
+        change = f"{machine.interval_factor(threads):.1f}" if tests else "1.0"
+        which = "wider" if float(change) > 1.0 else "narrower"
+        changed = f"; intervals are {which} by a factor of {change}" if change != "1.0" else ""
         problem = find_self_test_problem(machine, threads)
-        passed = f"self-test with {threads} thread{'s' * (threads != 1)}: passed{wider}"
+        passed = f"self-test with {threads} thread{'s' * (threads != 1)}: passed{changed}"
         found.append(f"self-test: {problem}" if problem else passed)
     return found
+
+
+def _summary_of(tests: Sequence[SelfTest]) -> str:
+    """The steps of one thread count in a line: median and worst error, and the median signed error
+    (bias).
+
+    >>> steps = [SelfTest("MLP", 2, 7, 1.1 + 0.1 * n, 0.9, 1.2, 1.0) for n in range(5)]
+    >>> _summary_of(steps)
+    '5 steps with 2 threads: median error 30.0 %, worst +50.0 % (MLP), bias +30.0 %'
+    """
+    worst, threads = max(tests, key=lambda test: test.factor), tests[0].threads
+    errors = [test.error_frac for test in tests]
+    return (
+        f"{len(tests)} steps with {threads} thread{'s' * (threads != 1)}: median error"
+        f" {format_percent(median(map(abs, errors)))}, worst"
+        f" {format_percent(worst.error_frac, signed=True)} ({worst.name}), bias"
+        f" {format_percent(median(errors), signed=True)}"
+    )
 
 
 def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:

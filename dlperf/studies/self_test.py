@@ -1,19 +1,22 @@
 """Self-test of a machine file: steps of random networks, predicted from it and measured.
 
-A calibration ends with it, and the check of a machine file repeats it. Nothing is fitted to it. Its
-errors widen the intervals of predictions; it fails above
-:data:`dlperf.core.verification.WORST_FACTOR`.
+A calibration ends with it, always of the same networks; the check of a machine file times others.
+Nothing is fitted to them but the intervals of predictions
+(:func:`dlperf.core.verification.interval_factor`). A file fails by
+:func:`dlperf.core.verification.has_failed`.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Machine
-from dlperf.core.verification import SelfTest, has_failed
+from dlperf.core.streams import log
+from dlperf.core.verification import FIRST_CHECK_SEED, SelfTest, has_failed
 from dlperf.forecast.prediction import predict
 from dlperf.studies.random_steps import Process, TimedStep
 
@@ -21,9 +24,24 @@ _POLICY = "tuned"
 """Malloc in a self-test: without page faults, whose number differs from process to process,
 whatever a machine file says.
 """
-_SECONDS = 0.5
-_SEEDS, _SEEDS_OF_A_KIND, _N_TRIED = 2**31, 9, 4
+_N_NETWORKS = {"quick": 3, "full": 19, "thorough": 39}
+"""Networks of a calibration. 19 and 39 are the least numbers of which one and three lie above the
+conformal bound (:func:`dlperf.core.verification.conformal_bound`).
+"""
+_N_CHECKED, _SECONDS, _SECONDS_OF_MANY = 3, 0.5, 0.3
+_SEEDS_OF_A_KIND, _N_TRIED = 9, 4
 """A seed plus nine has the same kind of network."""
+
+
+def seeds_of_calibration(mode: str) -> range:
+    """The seeds of a calibration's networks: always the same."""
+    return range(_N_NETWORKS[mode])
+
+
+def seeds_of_check() -> range:
+    """The seeds of a check's networks: each time others."""
+    first = FIRST_CHECK_SEED + random.SystemRandom().randrange(FIRST_CHECK_SEED)
+    return range(first, first + _N_CHECKED)
 
 
 def start(threads: int) -> Process:
@@ -31,14 +49,16 @@ def start(threads: int) -> Process:
     return Process(threads, _POLICY)
 
 
-def time_steps(process: Process, seed: int) -> list[TimedStep]:
-    """Steps of three networks of three kinds, from this seed on. Where one is skipped, another of
-    its kind is timed. Raises WorkFailed where none is left.
+def time_steps(process: Process, seeds: range) -> list[TimedStep]:
+    """Steps of the networks of these seeds. Where one is skipped, another of its kind is timed, of
+    a seed beyond. Raises WorkFailed where none is left.
     """
     found = []
-    for first in range(seed, seed + 3):
+    beyond = math.ceil(len(seeds) / _SEEDS_OF_A_KIND) * _SEEDS_OF_A_KIND
+    seconds = _SECONDS if len(seeds) <= _N_CHECKED else _SECONDS_OF_MANY
+    for seed in seeds:
         for another in range(_N_TRIED):
-            timed = list(process.time_steps([first + another * _SEEDS_OF_A_KIND], _SECONDS))
+            timed = list(process.time_steps([seed + another * beyond], seconds))
             found += timed
             if timed:
                 break
@@ -49,13 +69,14 @@ def time_steps(process: Process, seed: int) -> list[TimedStep]:
 
 def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple[SelfTest, ...]:
     """The steps that were timed beside what the machine file, without any self-test of its own,
-    predicts of them.
+    predicts of them at the state of their measurement.
     """
     plain = replace(machine, self_tests=())
     tests = []
     for one in timed:
         assert one.measurement.trace is not None
-        step = predict(one.measurement.trace, plain, threads, malloc=_POLICY).step
+        state = replace(one.measurement, states=one.states).state_over(machine.reference)
+        step = predict(one.measurement.trace, plain, threads, malloc=_POLICY, state=state).step
         assert step.total_s is not None
         assert step.low_s is not None
         assert step.high_s is not None
@@ -73,18 +94,28 @@ def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple
     return tuple(tests)
 
 
-def run(machine: Machine, processes: Sequence[Process]) -> Machine:
-    """The machine with a self-test in each of these processes, for its thread count.
+def run(machine: Machine, processes: Sequence[Process], seeds: range) -> Machine:
+    """The machine with a self-test of these seeds' networks in each of the processes, for its
+    thread count. It replaces the former one of the calibration, or of a check, whose seeds these
+    are.
 
     Where one fails it is run once more, in case the machine was busy for a moment; what it says
     then counts.
     """
     for process in processes:
-        seed = random.SystemRandom().randrange(_SEEDS)
-        tests = compare(machine, time_steps(process, seed), process.threads)
+        threads = process.threads
+        log(
+            f"self-test: steps of {len(seeds)} random networks with {threads}"
+            f" thread{'s' * (threads != 1)}"
+        )
+        tests = compare(machine, time_steps(process, seeds), threads)
         if has_failed(tests):
-            with start(process.threads) as another:
-                tests = compare(machine, time_steps(another, seed), process.threads)
-        others = tuple(test for test in machine.self_tests if test.threads != process.threads)
-        machine = replace(machine, self_tests=(*others, *tests))
+            with start(threads) as another:
+                tests = compare(machine, time_steps(another, seeds), threads)
+        kept = tuple(
+            test
+            for test in machine.self_tests
+            if (test.threads, test.is_check) != (threads, tests[0].is_check)
+        )
+        machine = replace(machine, self_tests=(*kept, *tests))
     return machine

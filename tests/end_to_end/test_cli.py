@@ -356,7 +356,7 @@ def test_machine_check(
 ) -> None:
     ratio = 1.1
 
-    def repeat(machine: Machine, _: object) -> Machine:
+    def repeat(machine: Machine, *_: object) -> Machine:
         return replace(
             machine,
             self_tests=tuple(

@@ -30,6 +30,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Kernel, Machine
+from dlperf.core.state import REFERENCE, Reading
 from dlperf.core.trace import (
     BY_HAND,
     LOSS,
@@ -788,6 +789,23 @@ def test_the_interval_of_measured_ops_is_the_spread_of_processes_and_hours() -> 
     assert step.total_s is not None
     assert found.high_s == pytest.approx(step.total_s * (1 + 1.645 * SPREAD))
     assert found.low_s == pytest.approx(step.total_s * (1 - 1.645 * SPREAD))
+
+
+def test_a_file_that_knows_states_has_their_spread_in_place_of_that_of_hours() -> None:
+    reading, slow = Reading(*[1e-3] * 6), Reading(*[1.2e-3] * 6)
+    on = replace(machine(), reference=reading, readings=(reading,) * 3 + (slow,) * 2)
+    step = trace(relu(1024))
+
+    def fracs(found: Prediction) -> tuple[float, float]:
+        low, high = found.prices.low_factor, found.prices.high_factor
+        assert low is not None
+        assert high is not None
+        return 1 - low, high - 1
+
+    own = 1.645 * PROCESS_SPREAD
+    assert fracs(predict(step, on, 1, state=REFERENCE)) == pytest.approx((own, own))
+    assert fracs(priced(step, on)) == pytest.approx((own, math.hypot(own, 0.2)))
+    assert priced(step, on).state == REFERENCE
 
 
 def test_what_is_less_known_widens_it() -> None:

@@ -169,12 +169,3 @@ def test_the_interval_contains_most_of_the_other_states() -> None:
     assert slower.low_factor == pytest.approx(0.9)
     bare = prices({"compute": 1.0}).at_state(at, others)
     assert (bare.low_factor, bare.high_factor) == (None, None)
-    assert bare.of_known_state == bare
-
-
-def test_a_known_state_takes_what_hours_contribute_out_of_the_interval() -> None:
-    step = prices({"compute": 1.0}, low_factor=0.9, high_factor=1.1, hour_frac=0.08)
-    found = step.of_known_state
-    assert found.low_factor == pytest.approx(1 - 0.06)  # 6, 8, 10
-    assert found.high_factor == pytest.approx(1 + 0.06)
-    assert found.of_known_state == found

@@ -16,22 +16,31 @@ from dlperf.core.clock import Samples
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
-from dlperf.core.state import Reading
+from dlperf.core.state import Reading, State
 from dlperf.core.trace import Trace
-from dlperf.core.verification import Coverage, SelfTest, has_failed
+from dlperf.core.verification import (
+    FIRST_CHECK_SEED,
+    Coverage,
+    SelfTest,
+    has_failed,
+    interval_factor,
+)
 from dlperf.report import machine_check, machine_summary
 from dlperf.studies import self_test
+from dlperf.studies.random_networks import kind_of
 from dlperf.studies.random_steps import TimedStep
 
 
-def result_of(ratio: float, threads: int = 1, half_width: float = 0.2) -> SelfTest:
+def result_of(
+    ratio: float, threads: int = 1, half_width: float = 0.2, seed: int = 7, name: str = "MLP"
+) -> SelfTest:
     """Predicted 1 ms, with an interval of so much to both sides by logarithms; measured 1 ms /
     ratio.
     """
     return SelfTest(
-        "MLP",
+        name,
         threads,
-        7,
+        seed,
         1e-3,
         1e-3 * math.exp(-half_width),
         1e-3 * math.exp(half_width),
@@ -39,11 +48,14 @@ def result_of(ratio: float, threads: int = 1, half_width: float = 0.2) -> SelfTe
     )
 
 
-def timed(step: Trace, seed: int, seconds: float) -> TimedStep:
+SEEDS = range(3)
+READING = Reading(*[1e-3] * 6)
+
+
+def timed(step: Trace, seed: int, seconds: float, after: Reading = READING) -> TimedStep:
     """A step of a dense network that took so many seconds."""
     found = Measurement("made-up", 1, 1, {"total": Samples((seconds,))}, (), trace=step)
-    reading = Reading(*[1e-3] * 6)
-    return TimedStep(seed, "dense network", "tuned", 1, found, (reading, reading))
+    return TimedStep(seed, "dense network", "tuned", 1, found, (READING, after))
 
 
 def test_a_step_is_judged_by_what_the_file_alone_predicts() -> None:
@@ -61,7 +73,40 @@ def test_a_step_is_judged_by_what_the_file_alone_predicts() -> None:
     )
 
 
-def test_intervals_are_as_wide_as_the_worst_step_asks_for() -> None:
+def test_a_step_is_predicted_at_the_mean_state_of_its_measurement() -> None:
+    step = trace(mm(64, 64, 64), relu(4096))
+    slow = Reading(*[3e-3] * 6)  # three times the reference after the measurement, once before
+    plain = replace(machine(), reference=READING, readings=(READING, slow, slow))
+    at = predict(step, plain, threads=1, malloc="tuned", state=State(*[2.0] * 6)).step
+    (test,) = self_test.compare(plain, [timed(step, 7, 1e-3, after=slow)], 1)
+    assert (test.predicted_s, test.low_s, test.high_s) == (at.total_s, at.low_s, at.high_s)
+    blind = predict(step, plain, threads=1, malloc="tuned").step
+    assert blind.total_s != pytest.approx(at.total_s)
+
+
+@pytest.mark.parametrize(
+    ("n", "rank"), [(1, 1), (3, 3), (8, 8), (9, 9), (10, 10), (19, 18), (22, 21), (39, 36)]
+)
+def test_one_rank_sets_the_factor_and_fails_a_file(n: int, rank: int) -> None:
+    """ceil(0.9 (n + 1)): 0.9 x 20 = 18, 0.9 x 23 = 20.7, 0.9 x 40 = 36."""
+    good = [result_of(math.exp(0.18), seed=seed) for seed in range(rank - 1)]  # 0.9 half widths
+    off = [result_of(math.exp(0.5), seed=seed) for seed in range(rank - 1, n)]  # 2.5; 1.65 times
+    assert interval_factor([*off, *good]) == pytest.approx(2.5)
+    more = [*off[1:], result_of(math.exp(0.18))]
+    assert has_failed([*off, *good]) is True
+    if n > rank:
+        assert interval_factor([*more, *good]) == pytest.approx(0.9)
+        assert has_failed([*more, *good]) is False
+
+
+def test_enough_steps_make_intervals_narrower_but_not_below_half() -> None:
+    assert interval_factor(()) == 1.0
+    assert interval_factor([result_of(1.0)] * 8) == 1.0
+    assert interval_factor([result_of(1.0)] * 9) == 0.5
+    assert interval_factor([result_of(math.exp(0.16))] * 9) == pytest.approx(0.8)
+
+
+def test_intervals_are_as_wide_as_the_worst_of_three_steps_asks_for() -> None:
     assert result_of(1.0).half_widths == 0.0
     assert [result_of(math.exp(sign * 0.5)).half_widths for sign in (1, -1)] == pytest.approx(
         [2.5, 2.5]
@@ -112,11 +157,33 @@ def test_a_failed_self_test_is_told_in_one_line_with_the_way_out() -> None:
         " predictions may be as far off. dlperf calibrate measures it anew"
     )
     assert machine_doubts.find_self_test_problem(bad, 1) == line
-    assert machine_doubts.find_self_test_problem(bad, 4) == line  # the nearest thread count speaks
+    assert machine_doubts.find_self_test_problem(bad, 4) == line  # the nearest thread count counts
     assert (
         machine_doubts.find_self_test_problem(machine(), 1)
         == "the machine file contains no self-test; dlperf machine check runs it"
     )
+
+
+def test_more_than_three_steps_are_a_summary() -> None:
+    """Of 19 steps half the intervals' width would do for 18: the worst has a rank above."""
+    ratios = [0.96] * 4 + [1.02] * 14 + [1.2]
+    tests = tuple(
+        result_of(ratio, seed=seed, name="CNN" if ratio == 1.2 else "MLP")
+        for seed, ratio in enumerate(ratios)
+    )
+    good = replace(machine(), path="m.json", self_tests=tests)
+    assert machine_check.self_test_lines(good) == [
+        "self-test: 19 steps with 1 thread: median error 2.0 %, worst +20.0 % (CNN), bias +2.0 %",
+        "self-test with 1 thread: passed; intervals are narrower by a factor of 0.5",
+    ]
+    data = machine_summary.summarize(good).to_json()["self_tests"]
+    assert [row["seed"] for row in data] == list(range(19))
+    wider = replace(good, self_tests=(result_of(math.exp(0.24)),))
+    assert machine_check.self_test_lines(wider)[-1] == (
+        "self-test with 1 thread: passed; intervals are wider by a factor of 1.2"
+    )
+    same = replace(good, self_tests=(result_of(math.exp(0.194)),) * 9)  # 0.97
+    assert machine_check.self_test_lines(same)[-1] == "self-test with 1 thread: passed"
 
 
 class Stub:
@@ -161,7 +228,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[Stub]:
 
 def test_a_busy_moment_gets_a_second_chance(stub: type[Stub]) -> None:
     stub.slow_at_first = 3.0
-    result = self_test.run(machine(), [stub(1)])  # type: ignore[list-item]
+    result = self_test.run(machine(), [stub(1)], SEEDS)  # type: ignore[list-item]
     assert stub.n_runs == 2
     assert [test.error_frac for test in result.self_tests] == [pytest.approx(0.0)]
 
@@ -174,20 +241,46 @@ def test_a_skipped_network_gives_way_to_another_of_its_kind() -> None:
             asked.extend(seeds)
             return (timed(trace(mm(4, 4, 4)), seed, 1.0) for seed in seeds if seed > 12)
 
-    found = self_test.time_steps(Skipping(1), 4)  # type: ignore[arg-type]
+    found = self_test.time_steps(Skipping(1), range(4, 7))  # type: ignore[arg-type]
     assert asked == [4, 13, 5, 14, 6, 15]
     assert [step.seed for step in found] == [13, 14, 15]
+
+
+@pytest.mark.parametrize(("mode", "n"), [("quick", 3), ("full", 19), ("thorough", 39)])
+def test_a_calibration_always_times_the_same_networks_each_once(mode: str, n: int) -> None:
+    asked: list[int] = []
+
+    class Skipping(Stub):
+        def time_steps(self, seeds: Sequence[int], seconds: float) -> Iterator[TimedStep]:
+            asked.extend(seeds)
+            assert seconds == (0.5 if mode == "quick" else 0.3)
+            return (timed(trace(mm(4, 4, 4)), seed, 1.0) for seed in seeds if seed != 2)
+
+    seeds = self_test.seeds_of_calibration(mode)
+    assert list(seeds) == list(range(n))
+    found = self_test.time_steps(Skipping(1), seeds)  # type: ignore[arg-type]
+    (another,) = (step.seed for step in found if step.seed not in seeds)
+    assert len(found) == n == len(set(asked)) - 1
+    assert kind_of(another) == kind_of(2)
+
+
+def test_a_check_times_other_networks_each_time() -> None:
+    first, second = self_test.seeds_of_check(), self_test.seeds_of_check()
+    assert first != second
+    assert len(first) == len({kind_of(seed) for seed in first}) == 3
+    assert all(result_of(1.0, seed=seed).is_check for seed in (*first, *second))
+    assert not result_of(1.0, seed=2**31 - 1).is_check
 
 
 def test_a_self_test_without_any_network_fails(stub: type[Stub]) -> None:
     stub.skips = True
     with pytest.raises(WorkFailed, match="every network"):
-        self_test.run(machine(), [stub(1)])  # type: ignore[list-item]
+        self_test.run(machine(), [stub(1)], SEEDS)  # type: ignore[list-item]
 
 
 def test_kernels_that_were_scaled_are_noticed(stub: type[Stub]) -> None:
     scaled = Machine.from_json(json.loads(json.dumps(machine(factor=10.0).to_json())))
-    result = self_test.run(scaled, [stub(1)])  # type: ignore[list-item]
+    result = self_test.run(scaled, [stub(1)], SEEDS)  # type: ignore[list-item]
     assert stub.n_runs == 2
     assert has_failed(result.self_tests)
     assert result.interval_factor(1) > 2
@@ -195,11 +288,25 @@ def test_kernels_that_were_scaled_are_noticed(stub: type[Stub]) -> None:
 
 def test_each_thread_count_keeps_its_own(stub: type[Stub]) -> None:
     before = replace(machine(), self_tests=(result_of(1.1, threads=1), result_of(1.1, threads=2)))
-    result = self_test.run(before, [stub(1)])  # type: ignore[list-item]
+    result = self_test.run(before, [stub(1)], SEEDS)  # type: ignore[list-item]
     assert [(test.threads, round(test.error_frac, 3)) for test in result.self_tests] == [
         (2, 0.1),
         (1, 0.0),
     ]
+
+
+def test_a_file_keeps_the_tests_of_its_calibration_and_of_the_latest_check(
+    stub: type[Stub],
+) -> None:
+    checked = FIRST_CHECK_SEED - FIRST_CHECK_SEED % 3 + 3  # the stub takes multiples of three
+    before = replace(
+        machine(), self_tests=(result_of(1.2, seed=1), result_of(1.3, seed=checked + 30))
+    )
+    found = self_test.run(before, [stub(1)], range(checked, checked + 3))  # type: ignore[list-item]
+    assert [test.seed for test in found.self_tests] == [1, checked]
+    assert found.interval_factor(1) == 1.0
+    again = self_test.run(found, [stub(1)], SEEDS)  # type: ignore[list-item]
+    assert [test.seed for test in again.self_tests] == [checked, 0]
 
 
 def test_the_file_keeps_both() -> None:
