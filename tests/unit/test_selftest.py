@@ -6,11 +6,13 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from calibrated_cases import machine, mm, relu, trace
 
 from dlperf import predict
+from dlperf.cli import calibration
 from dlperf.core import machine_doubts
 from dlperf.core.clock import Samples
 from dlperf.core.errors import WorkFailed
@@ -25,6 +27,8 @@ from dlperf.core.verification import (
     has_failed,
     interval_factor,
 )
+from dlperf.microbench import suite
+from dlperf.predictors import kernel_cost_model
 from dlperf.report import machine_check, machine_summary
 from dlperf.studies import self_test
 from dlperf.studies.random_networks import kind_of
@@ -307,6 +311,19 @@ def test_a_file_keeps_the_tests_of_its_calibration_and_of_the_latest_check(
     assert found.interval_factor(1) == 1.0
     again = self_test.run(found, [stub(1)], SEEDS)  # type: ignore[list-item]
     assert [test.seed for test in again.self_tests] == [checked, 0]
+
+
+@pytest.mark.parametrize(("seed", "n_runs"), [(7, 0), (FIRST_CHECK_SEED, 7)])
+def test_a_calibration_without_a_test_of_its_own_ends_with_one(
+    stub: type[Stub], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int, n_runs: int
+) -> None:
+    before = replace(machine(), self_tests=(result_of(1.1, seed=seed),))
+    monkeypatch.setattr(suite, "calibrate", lambda *_, **__: before)
+    monkeypatch.setattr(kernel_cost_model, "fit_kernel_models", lambda one: one)
+    found = calibration.run_calibration(tmp_path / "m.json", "full", (1,))
+    assert stub.n_runs == n_runs  # 0, 3, 6, ... 18: those that the stub does not skip
+    assert Machine.load(tmp_path / "m.json").self_tests == found.self_tests
+    assert len(found.self_tests) == 1 + stub.n_runs
 
 
 def test_the_file_keeps_both() -> None:
