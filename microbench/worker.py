@@ -143,10 +143,8 @@ ones are cut first.
 
 
 _READ_EVERY_S = {"quick": 1.0, "full": 1.5, "thorough": 5.0}
-_ROUNDS, _END_ROUNDS = 3, 8
-"""Rounds of a reading, and of the first and the last one: at the ends there are no others around
-that a median could be taken of.
-"""
+_ROUNDS, _END_ROUNDS = 3, 9
+"""Readings that are taken at a time, and at the ends, where there are no others around."""
 
 
 class States:
@@ -157,22 +155,22 @@ class States:
     ) -> None:
         self._probe, self._now, self._every_s = probe, now, every_s
         self._taken: list[Reading] = []
-        self._times_s: list[float] = []
+        self._taken_s = -math.inf
         self._n_before, self._n_sent = n_before, 0
 
     def current(self) -> int:
-        """The number of a reading that is not old; it is taken where the last one is."""
-        if not self._taken or self._now() - self._times_s[-1] >= self._every_s:
+        """The number of a reading that is not old; some are taken where the last one is."""
+        if self._now() - self._taken_s >= self._every_s:
             self._take(_ROUNDS if self._taken else _END_ROUNDS)
         return self._n_before + len(self._taken) - 1
 
     def take_last(self) -> None:
-        """A reading after the last sample."""
+        """Readings after the last sample."""
         self._take(_END_ROUNDS)
 
     def _take(self, n_rounds: int) -> None:
-        self._taken.append(self._probe.read(n_rounds))
-        self._times_s.append(self._now())
+        self._taken += self._probe.rounds(n_rounds)
+        self._taken_s = self._now()
 
     def unsent(self) -> tuple[Reading, ...]:
         """The readings since the last call."""

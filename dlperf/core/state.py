@@ -102,9 +102,9 @@ class State:
         return f"{', '.join(parts)} of the reference" if parts else "as the reference"
 
 
-LEAST = 0.1
-"""Quantile of readings that counts as the machine without disturbances of milliseconds: the least
-of several samples of a kernel was taken between them.
+LEAST = 0.05
+"""Quantile of single rounds of a probe that counts as the machine without disturbances of
+milliseconds: the least of several samples of a kernel was taken between them.
 """
 _NAMES = ("core", "interpreter", "own caches", "shared cache", "DRAM", "page faults")
 REFERENCE = State()

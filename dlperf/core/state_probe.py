@@ -102,11 +102,14 @@ class StateProbe:
         self._a[:] = np.eye(_SIDE, dtype=np.float32)
 
     def read(self, rounds: int = 16) -> Reading:
-        """The median of a number of rounds, after one that is dropped."""
-        taken = [self._round() for _ in range(rounds + 1)][1:]
-        found = reading_of(taken)
+        """The median of a number of rounds."""
+        return reading_of(self.rounds(rounds))
+
+    def rounds(self, count: int) -> list[Reading]:
+        """So many rounds, after one that is dropped."""
+        taken = [self._round() for _ in range(count + 1)][1:]
         created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        return replace(found, created=created)
+        return [replace(one, created=created) for one in taken]
 
     def _round(self) -> Reading:
         private_s, shared_s, dram_s = (

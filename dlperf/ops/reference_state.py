@@ -15,15 +15,17 @@ from dlperf.core.clock import quantile
 from dlperf.core.costs import KINDS, LOWER_QUARTILE, MEDIAN, Cost
 from dlperf.core.machine import Bandwidth, Kernel, Machine
 from dlperf.core.readings import first_referred, with_reference
-from dlperf.core.state import LEAST, State, reading_of
+from dlperf.core.state import LEAST, Reading, State, reading_of
 from dlperf.ops.blocking import is_contraction
 
-_BESIDE = 4
+_BESIDE = 12
 """Readings before and after one of which a quantile is taken."""
-_LASTING, _LASTING_AT_END = 15, 3
+_LASTING, _LASTING_AT_END = 45, 9
 """Readings in a row in which a slowdown counts for least samples: disturbances of milliseconds show
 in many readings, but not in all of so many. Fewer do at the first and the last one.
 """
+_KEPT_TOGETHER = 3
+"""Readings of which the file keeps the median: those that were taken one after the other."""
 _SMALL_S = 1e-5
 """Time below which the call bounds a kernel that is no contraction."""
 
@@ -41,12 +43,21 @@ def at_reference(machine: Machine) -> Machine:
         return machine
     return replace(
         machine,
+        readings=(*machine.readings[: course.first], *together(machine.readings[course.first :])),
         kernels=tuple(_kernel_at_reference(one, course, machine) for one in machine.kernels),
         bandwidths=tuple(
             _bandwidth_at_reference(one, course, machine) for one in machine.bandwidths
         ),
         costs=tuple(_cost_at_reference(one, course, machine) for one in machine.costs),
     )
+
+
+def together(readings: Sequence[Reading]) -> list[Reading]:
+    """Medians of every three readings in a row: what steps of some milliseconds see."""
+    return [
+        reading_of(readings[at : at + _KEPT_TOGETHER])
+        for at in range(0, len(readings), _KEPT_TOGETHER)
+    ]
 
 
 @dataclass(frozen=True)
@@ -98,12 +109,12 @@ class StateCourse:
 
 
 def lasting(slowdowns: Sequence[float]) -> list[float]:
-    """At each place the largest slowdown that 15 in a row around it reach (a morphological
-    opening), or 3 at an end: edges stay where they are.
+    """At each place the largest slowdown that 45 in a row around it reach (a morphological
+    opening), or 9 at an end: edges stay where they are.
 
-    >>> lasting([1.0] * 9 + [1.4] * 3 + [1.0] * 9) == [1.0] * 21
+    >>> lasting([1.0] * 20 + [1.4] * 9 + [1.0] * 20) == [1.0] * 49
     True
-    >>> lasting([1.0] * 3 + [1.1, 1.3] * 8) == [1.0] * 3 + [1.1] * 16
+    >>> lasting([1.0] * 20 + [1.1, 1.3] * 23) == [1.0] * 20 + [1.1] * 46
     True
     """
     beyond = [math.inf] * (_LASTING - _LASTING_AT_END)

@@ -20,36 +20,36 @@ def test_a_reading_is_taken_where_the_last_one_is_old() -> None:
     n_rounds: list[int] = []
 
     class Probe:
-        def read(self, rounds: int) -> Reading:
+        def rounds(self, count: int) -> list[Reading]:
             taken.append(now_s)
-            n_rounds.append(rounds)
-            return reading(1.0 + now_s)
+            n_rounds.append(count)
+            return [reading(1.0 + now_s)] * count
 
     states = States(Probe(), lambda: now_s, 7, 1.5)  # type: ignore[arg-type]
     found = []
     for moment in (0.0, 1.0, 1.4, 1.5, 2.0, 3.5):
         now_s = moment
         found.append(states.current())
-    assert found == [7, 7, 7, 8, 8, 9]  # seven were taken in an earlier process
+    assert found == [15, 15, 15, 18, 18, 21]  # seven were taken in an earlier process
     assert taken == [0.0, 1.5, 3.5]
-    assert [one.core_s for one in states.unsent()] == [1.0, 2.5, 4.5]
+    assert [one.core_s for one in states.unsent()] == [1.0] * 9 + [2.5] * 3 + [4.5] * 3
     assert states.unsent() == ()
     now_s = 9.0
-    assert (states.current(), len(states.unsent())) == (10, 1)
+    assert (states.current(), len(states.unsent())) == (24, 3)
     states.take_last()
-    assert states.current() == 11
-    assert n_rounds == [8, 3, 3, 3, 8]  # the ends have no readings around them
+    assert states.current() == 33
+    assert n_rounds == [9, 3, 3, 3, 9]  # the ends have no readings around them
 
 
 def test_the_least_of_the_first_readings_is_the_reference() -> None:
-    """Of eleven the second: a single one that is fast does not count."""
-    factors = (1.5, 0.5, *(1.13,) * 9)
+    """A single one of forty that is fast does not count."""
+    factors = (1.5, 0.5, *(1.13,) * 38)
     machine = with_readings(Machine(Cpu("x", 1)), map(reading, factors))
     assert with_reference(Machine(Cpu("x", 1))).reference is None
     found = with_reference(machine)
     assert found.reference is not None
     assert found.reference.core_s == 1.13
-    later = with_reference(with_readings(found, [reading(2.0)] * 19))
+    later = with_reference(with_readings(found, [reading(2.0)] * 79))
     assert later.reference == found.reference
     assert later.usual_state.core == 2.0 / 1.13
 

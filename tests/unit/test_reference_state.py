@@ -20,7 +20,7 @@ from dlperf.core.readings import MOST_READINGS, first_referred, with_readings
 from dlperf.core.state import Reading, State
 from dlperf.core.trace import Op
 from dlperf.microbench.worker import States
-from dlperf.ops.reference_state import at_reference
+from dlperf.ops.reference_state import at_reference, together
 
 KIB, MIB = 2**10, 2**20
 CPU = Cpu("Made-up CPU", 2, (32 * KIB, MIB, 32 * MIB))
@@ -77,8 +77,8 @@ class Course:
             readings=self.states.unsent(),
         )
 
-    def read(self, rounds: int) -> Reading:
-        return reading_at(self.state(self.time_s))
+    def rounds(self, count: int) -> list[Reading]:
+        return [reading_at(self.state(self.time_s))] * count
 
 
 CPU_LEVELS = ("L2", "L3", "DRAM")
@@ -131,13 +131,13 @@ def test_values_are_those_of_the_reference_state(state: Callable[[float], State]
     )
 
 
-def test_a_machine_that_was_fast_for_less_than_a_tenth_has_a_slower_reference() -> None:
-    """Samples of the first 40 s of 600 were faster: the file holds what it would, had the machine
+def test_a_machine_that_was_fast_for_a_moment_has_a_slower_reference() -> None:
+    """Samples of the first 15 s of 600 were faster: the file holds what it would, had the machine
     been slow throughout. From there a state leads back.
     """
 
     def slow(time_s: float) -> State:
-        return State(1.13, 1.13, 1.13) if time_s > 40.0 else State()
+        return State(1.13, 1.13, 1.13) if time_s > 15.0 else State()
 
     found = at_reference(Course(slow).machine)
     throughout = at_reference(Course(lambda _: State(1.13, 1.13, 1.13)).machine)
@@ -153,7 +153,7 @@ def test_a_machine_that_was_fast_for_less_than_a_tenth_has_a_slower_reference() 
 
 
 @pytest.mark.parametrize("fast_s", [90.0, 240.0, 540.0])
-def test_a_machine_that_was_fast_for_a_tenth_has_the_fast_state_as_its_reference(
+def test_a_machine_that_was_fast_for_a_while_has_the_fast_state_as_its_reference(
     fast_s: float,
 ) -> None:
     def slow(time_s: float) -> State:
@@ -198,16 +198,16 @@ def test_a_sample_among_slow_and_fast_ones_counts_normalised() -> None:
     """1.3e-4 s at 1.5 would be 8.7e-5 s at the reference, less than the 1e-4 s that were measured
     there. The slowdown is that of the least raw sample.
     """
-    readings = (reading_at(State(core=1.5)),) * 10 + (reading_at(State()),) * 30
-    kernel = Kernel(PRODUCT, "x", 1, Samples((1e-4, 1.3e-4)), (20, 3))
+    readings = (reading_at(State(core=1.5)),) * 30 + (reading_at(State()),) * 90
+    kernel = Kernel(PRODUCT, "x", 1, Samples((1e-4, 1.3e-4)), (60, 9))
     machine = at_reference(Machine(CPU, (kernel,), readings=readings))
     assert machine.kernels[0].seconds == pytest.approx(1.3e-4 / 1.5, rel=1e-3)
     assert machine.kernels[0].slowdown == pytest.approx(1.5 / 1.3, rel=1e-3)
 
 
 def test_noise_of_single_readings_changes_little() -> None:
-    """Readings off by 3 % at random, one by one: values move by less than 2.5 % in nine cases of
-    ten, and by 1.2 % on average.
+    """Readings off by 3 % at random, one by one: values move by less than 3 % in nine cases of
+    ten, and by 2 % on average.
     """
     draw = random.Random(1)
     readings = tuple(reading_at(State(core=draw.gauss(1.0, 0.03))) for _ in range(200))
@@ -223,8 +223,8 @@ def test_noise_of_single_readings_changes_little() -> None:
     )
     found = at_reference(Machine(CPU, kernels, readings=readings)).kernels
     errors = [abs(one.seconds / 1e-4 - 1) for one in found]
-    assert quantile(errors, 0.9) < 0.025
-    assert sum(errors) / len(errors) < 0.012
+    assert quantile(errors, 0.9) < 0.03
+    assert sum(errors) / len(errors) < 0.02
 
 
 @pytest.mark.parametrize("busy_frac", [0.3, 0.5, 0.6])
@@ -261,7 +261,8 @@ def test_raw_samples_and_their_slowdown_stay_in_the_file(tmp_path: Path) -> None
     for one, raw in zip(again.kernels, course.kernels):
         assert one.samples.values == pytest.approx(raw.samples.values, rel=1e-5)
     assert first_referred(again) is None
-    assert again.readings == course.readings
+    first = first_referred(course) or 0
+    assert again.readings == (*course.readings[:first], *together(course.readings[first:]))
     data = json.loads((tmp_path / "m.json").read_text())
     assert {"readings", "slowdown"}.isdisjoint(
         data["kernels"][0]
@@ -383,19 +384,19 @@ def test_a_simulated_calibration_does_not_depend_on_the_clock(
     ("factors", "slowdowns"),
     [
         # A sample after the last slow reading may have been taken at full speed.
-        ([1.13] * 9 + [1.0] * 2, [1.13, 1.0, 1.0, 1.0]),
-        ([1.0] * 2 + [1.13] * 9, [1.13] * 4),
-        ([1.0] * 10 + [3.0], [1.0] * 4),
+        ([1.13] * 27 + [1.0] * 6, [1.13, 1.0, 1.0, 1.0]),
+        ([1.0] * 6 + [1.13] * 27, [1.13] * 4),
+        ([1.0] * 30 + [3.0] * 3, [1.0] * 4),
     ],
 )
 def test_an_edge_near_the_end_of_the_readings_stays_where_it_is(
     factors: list[float], slowdowns: list[float]
 ) -> None:
-    """Two fast readings after many slow ones; a last one that is off by itself."""
+    """Six fast readings after many slow ones; some at the end that are off by themselves."""
     readings = tuple(reading_at(State(core=factor)) for factor in factors)
     kernels = tuple(
         Kernel(Op("aten.mm.default", (T(8, at), T(at, 8))), "x", 1, Samples((1e-3,)), (at,))
-        for at in range(11)
+        for at in range(33)
     )
     found = at_reference(Machine(CPU, kernels, readings=readings, reference=REFERENCE))
-    assert [one.slowdown for one in found.kernels[7:]] == pytest.approx(slowdowns)
+    assert [one.slowdown for one in found.kernels[23::3]] == pytest.approx(slowdowns)

@@ -58,9 +58,9 @@ class Simulation:
     def spend(self, seconds: float) -> None:
         self.time_s += seconds * self.speed(self.time_s)
 
-    def read(self, rounds: int) -> Reading:
+    def rounds(self, count: int) -> list[Reading]:
         """A probe of its state: everything is as slow as the core."""
-        return Reading(*(1e-3 * self.speed(self.time_s),) * 6)
+        return [Reading(*(1e-3 * self.speed(self.time_s),) * 6)] * count
 
     def build(self, op: Op, grad: bool = False) -> Callable[[], object]:
         n_bytes = sum(spec.numel * spec.item_bytes for spec in op.inputs)
