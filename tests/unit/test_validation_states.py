@@ -109,6 +109,7 @@ def test_a_case_of_unknown_state_is_blind_alone_and_the_page_says_so() -> None:
     (remark,) = study.state_remarks
     assert remark.startswith("1 of 1 cases have no prediction at the state")
     assert remark in study_to_text(study, 200)
+    assert study.to_json()["state_remarks"] == [remark]
     assert "at state error" not in study_to_markdown(study)
     assert studied(lambda case, trace, run: named(case)).state_remarks == ()  # of roofline alone
 

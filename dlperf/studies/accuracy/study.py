@@ -186,6 +186,7 @@ class Study:
             "residuals": records(self.residuals),
             "ablation": [asdict(one) for one in self.ablations],
             "variation_remarks": list(self.variation_remarks),
+            "state_remarks": list(self.state_remarks),
             "baseline_problems": list(problems(self.estimates)),
             "failures": [{**asdict(f.case), "reason": f.reason} for f in self.failures],
             "families": records(self.op_groups),
