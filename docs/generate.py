@@ -393,7 +393,9 @@ Row = dict[str, str]
 
 
 def accuracy() -> str:
-    """The present accuracy study: errors by predictor, by study, by kind of operator and layer."""
+    """The present accuracy study: errors by predictor, blind and at the state, what is left of
+    them, and errors by study, by kind of operator and layer.
+    """
     cases = _rows("accuracy/cases.csv")
     own = [row for row in cases if row["predictor"] == "calibrated"]
     heads = ("predictor", "steps:", "median:", "worst:", "bias:", "layers:", "in interval:", "±:")
@@ -402,12 +404,17 @@ def accuracy() -> str:
         if not row["step_error_frac"]:
             continue  # predicts no whole step
         by_predictor[row["predictor"]].append(row)
-    rows = [[f"`{name}`", *_errors(group)] for name, group in by_predictor.items()]
+    rows = []
+    for name, group in by_predictor.items():
+        rows.append([f"`{name}`", *_errors(group)])
+        if at_state := _at_state(group):
+            rows.append([f"`{name}`, at the state", *_errors(at_state)])
     rows.append(["*repeatability*", str(len(own)), _percent(_repeatability(own))] + [""] * 5)
     return "\n\n".join(
         (
             _provenance(own),
             table(heads, rows),
+            _residuals(),
             "## Other studies with the same predictor",
             _studies(),
             "## Single operators that no calibration sampled",
@@ -464,6 +471,43 @@ def _provenance(rows: Sequence[Row]) -> str:
         f"Measured on {_machine(row)}, {row['created'][:10]}, with "
         f"{', '.join(row['versions'].split('; '))}."
     )
+
+
+_NO_RESIDUALS = (
+    "This study does not contain what is left of the error at the state; a new one of"
+    " `dlperf validate` does."
+)
+_AT_STATE = "at_state_"
+_N_RESIDUALS = 15
+
+
+def _at_state(rows: Iterable[Row]) -> list[Row]:
+    """The cases that were also predicted at the state, with the errors of those predictions."""
+    return [
+        row | {key.removeprefix(_AT_STATE): row[key] for key in row if key.startswith(_AT_STATE)}
+        for row in rows
+        if row.get(f"{_AT_STATE}predicted_s")
+    ]
+
+
+def _residuals() -> str:
+    """The operators with the largest parts of the error that is left at the state; of an older
+    study a sentence.
+    """
+    if not (REPORTS / "accuracy/residuals.csv").exists():
+        return _NO_RESIDUALS
+    rows = [
+        [
+            *(_escaped(row[name]) or "-" for name in ("operator", "phase", "bound")),
+            row["n_layers"],
+            _percent(float(row["measured_share_frac"])),
+            _percent(float(row["error_frac"]) if row["error_frac"] else None, "+"),
+            _percent(float(row["residual_share_frac"])),
+        ]
+        for row in _rows("accuracy/residuals.csv")[:_N_RESIDUALS]
+    ]
+    heads = ("operator", "phase", "bound", "layers:", "time:", "error:", "residual:")
+    return "## What is left of the error at the state\n\n" + table(heads, rows)
 
 
 def _studies() -> str:

@@ -57,6 +57,7 @@ def with_rooflines(prediction: Prediction) -> Prediction:
     kernels; everything else as it is.
     """
     roofs = registry.get("roofline").price(prediction.trace, prediction.machine, prediction.threads)
+    roofs = roofs.at_state(prediction.state)
     return _with_items(
         prediction, [*roofs.items, *(item for item in prediction.prices.items if item.op < 0)]
     )
@@ -227,8 +228,8 @@ def ablate(
                 prices = registry.get(prediction.predictor).price(
                     prediction.trace, machine, prediction.threads
                 )
-                changed = Prediction(
-                    prediction.trace, machine, prediction.threads, prediction.predictor, prices
+                changed = replace(
+                    prediction, machine=machine, prices=prices.at_state(prediction.state)
                 )
             if term.on_prediction is not None:
                 changed = term.on_prediction(changed)

@@ -12,6 +12,7 @@ import pandas as pd
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.measurement import Measurement
+from dlperf.core.state import State
 
 PHASES = ("forward", "backward", "optimizer")
 LAYER_PHASES = ("forward", "backward")
@@ -68,6 +69,7 @@ class Reference:
     layers: pd.DataFrame = field(compare=False, repr=False)
     run_totals_s: tuple[float, ...]
     fault_counts: tuple[float, ...] = ()
+    zero_grad_s: float | None = None
 
 
 def spread_frac(values: Sequence[float]) -> float:
@@ -113,6 +115,7 @@ def join(runs: Sequence[Measurement]) -> Reference:
         fault_counts=tuple(
             run.noise["page_faults_per_step"] for run in runs if "page_faults_per_step" in run.noise
         ),
+        zero_grad_s=phase("zero_grad"),
     )
 
 
@@ -176,6 +179,10 @@ class CaseScore:
     - actual) over the sum of actual in the forward. `unpriced_frac` is the share of the measured
     forward in layers that the prediction calls unpriced. `width_frac` is half the 90 % interval
     over the prediction, `inside` whether the actual step lies in it.
+
+    All of this is of the blind prediction, for the median of the states that the machine file
+    contains. `at_state` is the score of the prediction for `state`, the machine's during the
+    measurements; both are None where there is none.
     """
 
     case: Case
@@ -197,6 +204,8 @@ class CaseScore:
     weighted_frac: float | None = None
     unpriced_frac: float | None = None
     sources: SourceShares | None = None
+    state: State | None = None
+    at_state: CaseScore | None = None
 
     @property
     def width_frac(self) -> float | None:

@@ -16,7 +16,8 @@ from dlperf.studies.accuracy.ablation import Ablation
 from dlperf.studies.accuracy.baselines import MEANINGS, problems
 from dlperf.studies.accuracy.cases import CaseScore
 from dlperf.studies.accuracy.figures import CAPTIONS, pngs_of
-from dlperf.studies.accuracy.scoring import Summary, summaries
+from dlperf.studies.accuracy.residuals import N_SHOWN
+from dlperf.studies.accuracy.scoring import Summary, known, summaries
 from dlperf.studies.accuracy.study import MAIN, WITH_EXACT, Study
 from dlperf.studies.results import percent, tables_to_text
 
@@ -30,6 +31,21 @@ NOTE = (
     " shape, interpolated, extrapolated, unpriced, and of what is no op (calls, the optimizer's"
     " loop, page faults)."
 )
+AT_STATE = "at state"
+"""Title of what is predicted at the state."""
+STATE_NOTE = (
+    "Predictions are blind unless they are at the state. Blind: for the median of the states that"
+    " the machine file contains, which is what a user gets without a probe. At the state: for the"
+    " mean of the readings right before and right after each measurement of the case. An error at"
+    " the state is the model's; its difference from the blind error is that of the state."
+)
+RESIDUAL_NOTE = (
+    "What is left at the state: the error by operator (or what an item without one is), phase and"
+    " bound. The time of each layer in a phase, and of what the phase takes outside of its measured"
+    " layers, belongs to its predicted items in proportion to their predicted seconds. In percent:"
+    " time is the share of all measured time; error is predicted - measured over that time;"
+    " residual is the share of the sum of abs(predicted - measured) over all layers."
+)
 
 
 def study_to_text(study: Study, width: int | None = None) -> str:
@@ -37,14 +53,16 @@ def study_to_text(study: Study, width: int | None = None) -> str:
     tables = [(name, case_columns(own)) for name, own in _by_predictor(study).items()]
     if study.own_scores:
         tables.append(("summary, %", summary_columns(summaries(study.own_scores))))
+    if len(study.residuals):
+        tables.append(("left at the state, %", residual_columns(study.residuals[:N_SHOWN])))
     if _has_baselines(study):
         tables.append(("beside other tools, %", _comparison(study)))
     if study.ablations:
         tables.append(("one term left out, %", ablation_columns(study.ablations)))
     if len(study.op_groups):
         tables.append(("held-out single ops, %", op_columns(study.op_groups)))
-    remarks = _remarks(study)
-    return tables_to_text(tables, after=["\n".join(remarks)] if remarks else [], width=width)
+    after = [*_state_notes(study), "\n".join(_remarks(study))]
+    return tables_to_text(tables, after=filter(None, after), width=width)
 
 
 def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
@@ -53,15 +71,13 @@ def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
     blocks += _plots(images, "steps", "cases")
     if study.own_scores:
         blocks += ["## Summary", table(summary_columns(summaries(study.own_scores))), escape(NOTE)]
-        found = study.intervals
-        if found is not None:
-            blocks.append(
-                f"Intervals of `{MAIN}`: {percent(found.inside_frac)} % of {found.n_cases} cases"
-                f" lie in their 90 % interval, of median half width {percent(found.width_frac)} %."
-                f" One half width for all cases would have to be {percent(found.constant_frac)} %"
-                f" to hold as many; {found.needed_factor:.2f} times its own half width is what"
-                " holds 90 % of the cases."
-            )
+        blocks += [*map(escape, _state_notes(study)[:1]), *_interval_notes(study)]
+    if len(study.residuals):
+        blocks += [
+            "## What is left of the error",
+            *map(escape, _state_notes(study)[1:]),
+            table(residual_columns(study.residuals[:N_SHOWN])),
+        ]
     if _has_baselines(study):
         blocks += [
             "## Beside other tools",
@@ -103,14 +119,20 @@ def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
 
 
 def write_study(study: Study, folder: str | Path, force: bool = False) -> list[Path]:
-    """Write accuracy.md, cases.csv, layers.csv, ops.csv (those with content) and the plots into
-    `folder`, made if missing.
+    """Write accuracy.md, cases.csv, layers.csv, residuals.csv, ops.csv (those with content) and the
+    plots into `folder`, made if missing.
 
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`);
     WorkFailed if the disk refuses.
     """
     pngs = pngs_of(study)
-    names = [*(["cases", "layers"] if study.scores else []), *(["ops"] if len(study.ops) else [])]
+    content = {
+        "cases": study.scores,
+        "layers": study.scores,
+        "residuals": study.residuals,
+        "ops": study.ops,
+    }
+    names = [name for name, rows in content.items() if len(rows)]
     texts = {f"{name}.csv": _csv(study, name) for name in names}
     page = study_to_markdown(study, list(pngs))
     return write_files(folder, {"accuracy.md": page, **texts, **pngs}, force)
@@ -130,6 +152,36 @@ def _has_baselines(study: Study) -> bool:
 
 def _definitions(meanings: Mapping[str, str]) -> str:
     return "\n".join(f"- **{escape(name)}**: {escape(text)}" for name, text in meanings.items())
+
+
+def _interval_notes(study: Study) -> list[str]:
+    """What the intervals of the blind predictions and of those at the state are worth."""
+    return [
+        f"Intervals of `{MAIN}`{where}: {percent(found.inside_frac)} % of {found.n_cases} cases"
+        f" lie in their 90 % interval, of median half width {percent(found.width_frac)} %."
+        f" One half width for all cases would have to be {percent(found.constant_frac)} %"
+        f" to hold as many; {found.needed_factor:.2f} times its own half width is what"
+        " holds 90 % of the cases."
+        for where, found in (("", study.intervals), (" at the state", study.intervals_at_state))
+        if found is not None
+    ]
+
+
+def _state_notes(study: Study) -> list[str]:
+    """What blind and at the state mean, and what the table of residuals shows; of a study without
+    predictions at the state nothing.
+    """
+    residuals = study.residuals
+    notes = [STATE_NOTE] if any(score.at_state for score in study.scores) else []
+    if len(residuals):
+        sums = residuals[["residual_s", "absolute_s"]].sum() / residuals.measured_s.sum()
+        notes.append(
+            f"{RESIDUAL_NOTE} All residuals add up to {format_error(sums.residual_s)} of the"
+            f" measured time, their absolute values to {percent(sums.absolute_s)} %; of"
+            f" {len(residuals)} rows, the {min(N_SHOWN, len(residuals))} with the most residual are"
+            " shown."
+        )
+    return notes
 
 
 def _provenance(study: Study) -> str:
@@ -172,7 +224,13 @@ def _remarks(study: Study) -> list[str]:
         f"{failure.case.label} could not be measured: {failure.reason}"
         for failure in study.failures
     ]
-    return [*study.variation_remarks, *found, *problems(study.estimates), *study.provenance.remarks]
+    return [
+        *study.variation_remarks,
+        *study.state_remarks,
+        *found,
+        *problems(study.estimates),
+        *study.provenance.remarks,
+    ]
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -192,14 +250,17 @@ def _inside(score: CaseScore) -> str:
 
 
 def case_columns(scores: Sequence[CaseScore]) -> list[Column]:
-    """One row a case: step, error and repeatability, those of the layers, the interval, where the
-    price comes from; in percent.
+    """One row a case: step, error and repeatability, those of the layers, the interval, the same at
+    the state, where the price comes from; in percent.
     """
+
+    def at_state(cell: Callable[[CaseScore], str]) -> Callable[[CaseScore], str]:
+        return lambda s: "-" if s.at_state is None else cell(s.at_state)
 
     def source(name: str) -> Callable[[CaseScore], str]:
         return lambda s: "-" if s.sources is None else f"{100 * getattr(s.sources, name):.0f}"
 
-    return _columns(
+    columns = _columns(
         scores,
         ("case", "", 0, True, lambda s: s.case.label),
         ("actual", "step", 0, False, lambda s: format_time(s.actual_s)),
@@ -214,6 +275,11 @@ def case_columns(scores: Sequence[CaseScore]) -> list[Column]:
         ("weighted", "forward", 3, False, lambda s: percent(s.weighted_frac)),
         ("width", "interval", 1, False, lambda s: percent(s.width_frac)),
         ("in", "interval", 0, False, _inside),
+        ("error", AT_STATE, 0, False, at_state(lambda s: format_error(s.step_error_frac))),
+        ("width", AT_STATE, 2, False, at_state(lambda s: percent(s.width_frac))),
+        ("in", AT_STATE, 1, False, at_state(_inside)),
+        ("forward MAPE", AT_STATE, 2, False, at_state(lambda s: percent(s.forward_mape_frac))),
+        ("backward MAPE", AT_STATE, 2, False, at_state(lambda s: percent(s.backward_mape_frac))),
         ("forward", "error of", 2, False, lambda s: format_error(s.forward_error_frac)),
         ("backward", "error of", 2, False, lambda s: format_error(s.backward_error_frac)),
         ("optimizer", "error of", 2, False, lambda s: format_error(s.optimizer_error_frac)),
@@ -223,14 +289,21 @@ def case_columns(scores: Sequence[CaseScore]) -> list[Column]:
         ("unpriced", "source", 2, False, source("unpriced")),
         ("framework", "source", 2, False, source("framework")),
         ("unpriced layers", "", 3, False, lambda s: percent(s.unpriced_frac)),
+        ("state", "", 3, True, lambda s: "-" if s.state is None else s.state.describe()),
     )
+    is_known = any(score.at_state is not None for score in scores)
+    return [one for one in columns if is_known or not _is_of_state(one)]
+
+
+def _is_of_state(column: Column) -> bool:
+    return column.group == AT_STATE or column.title == "state"
 
 
 def summary_columns(rows: Sequence[Summary]) -> list[Column]:
     """One row a predictor and part of the cases, in percent."""
     return _columns(
         rows,
-        ("predictor", "", 0, True, lambda r: r.predictor),
+        ("predictor", "", 0, True, lambda r: f"  {AT_STATE}" if r.at_state else r.predictor),
         ("cases", "", 0, True, lambda r: r.what),
         ("number", "", 0, False, lambda r: str(r.n_cases)),
         ("median", "step error", 0, False, lambda r: percent(r.step_median_frac)),
@@ -242,7 +315,7 @@ def summary_columns(rows: Sequence[Summary]) -> list[Column]:
             False,
             lambda r: percent(r.step_worst_beyond_repeatability_frac),
         ),
-        ("bias", "step error", 1, False, lambda r: format_error(r.step_bias_frac)),
+        ("bias", "step error", 0, False, lambda r: format_error(r.step_bias_frac)),
         ("repeatability", "step error", 0, False, lambda r: percent(r.step_repeatability_frac)),
         ("MAPE", "layers", 0, False, lambda r: percent(r.layer_mape_frac)),
         ("repeatability", "layers", 1, False, lambda r: percent(r.layer_repeatability_frac)),
@@ -265,9 +338,23 @@ def baseline_columns(study: Study, value: str) -> list[Column]:
     ]
 
 
+def residual_columns(residuals: pd.DataFrame) -> list[Column]:
+    """One row an operator, phase and bound, in percent."""
+    return _columns(
+        list(residuals.itertuples()),
+        ("operator", "", 0, True, lambda r: r.operator),
+        ("phase", "", 0, True, lambda r: r.phase),
+        ("bound", "", 0, True, lambda r: r.bound or "-"),
+        ("layers", "", 1, False, lambda r: str(r.n_layers)),
+        ("time", "", 0, False, lambda r: percent(r.measured_share_frac)),
+        ("error", "", 0, False, lambda r: format_error(known(r.error_frac))),
+        ("residual", "", 0, False, lambda r: percent(r.residual_share_frac)),
+    )
+
+
 def group_columns(groups: pd.DataFrame) -> list[Column]:
     """One row a kind of layer, in percent."""
-    return _columns(
+    columns = _columns(
         list(groups.itertuples()),
         ("layers", "", 0, True, lambda r: r.name),
         ("phase", "", 0, True, lambda r: r.phase),
@@ -276,8 +363,12 @@ def group_columns(groups: pd.DataFrame) -> list[Column]:
         ("median", "abs(error)", 0, False, lambda r: percent(r.median_frac)),
         ("90th", "abs(error)", 0, False, lambda r: percent(r.p90_frac)),
         ("bias", "", 0, False, lambda r: format_error(r.bias_frac)),
+        ("mean", AT_STATE, 0, False, lambda r: percent(r.at_state_mape_frac)),
+        ("bias", AT_STATE, 0, False, lambda r: format_error(known(r.at_state_bias_frac))),
         ("repeatability", "", 0, False, lambda r: percent(r.repeatability_frac)),
     )
+    is_known = groups.at_state_bias_frac.notna().any()
+    return [one for one in columns if is_known or not _is_of_state(one)]
 
 
 def op_columns(groups: pd.DataFrame) -> list[Column]:
@@ -325,11 +416,14 @@ def ablation_columns(rows: Sequence[Ablation]) -> list[Column]:
 
 
 def _csv(study: Study, name: str) -> str:
-    """Every case, layer or op, with machine, versions and date in every row."""
+    """Every case, layer, residual or op, with machine, versions and date in every row."""
     rows: list[dict[str, Any]] = study.to_json()[name]
     for row in rows:
         shares = row.pop("sources", None) or {}
         row.update((f"{source}_share_frac", share) for source, share in shares.items())
+        for part in ("state", "at_state"):
+            values = row.pop(part, None) or {}
+            row.update((f"{part}_{key}", value) for key, value in values.items())
     provenance = study.provenance
     versions = "; ".join(
         f"{name} {version}" for name, version in sorted(provenance.versions.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -35,6 +35,7 @@ LAYER_COLUMNS = [
     *("target", "batch_size", "threads", "inference", "network", "predictor"),
     *("layer", "family", "phase", "predicted_s", "actual_s", "repeatability_frac"),
     *("phase_share_frac", "source", "bound", "error_frac"),
+    *("at_state_s", "at_state_error_frac"),
 ]
 
 
@@ -91,6 +92,19 @@ def score(
         unpriced_frac=float(unpriced_s) / reference.forward_s,
         sources=source_shares(prices.items),
     ), layers
+
+
+def score_at_state(
+    blind: tuple[CaseScore, pd.DataFrame],
+    reference: Reference,
+    prediction: Prediction,
+) -> tuple[CaseScore, pd.DataFrame]:
+    """A blind :func:`score` with that of the same predictor's prediction at the state beside."""
+    whole, layers = blind
+    at_state, rows = score(whole.case, reference, prediction, whole.predictor)
+    return replace(whole, state=prediction.state, at_state=at_state), layers.assign(
+        at_state_s=rows.predicted_s, at_state_error_frac=rows.error_frac
+    )
 
 
 def case_score(
@@ -169,7 +183,11 @@ def layer_scores(
         bound=rows.bound.fillna(""),
     )
     rows = rows[rows.phase_share_frac > 0]
-    return rows.assign(error_frac=rows.predicted_s / rows.actual_s - 1)[LAYER_COLUMNS]
+    return rows.assign(
+        error_frac=rows.predicted_s / rows.actual_s - 1,
+        at_state_s=math.nan,
+        at_state_error_frac=math.nan,
+    )[LAYER_COLUMNS]
 
 
 def joined(frames: Sequence[pd.DataFrame], columns: Sequence[str] = LAYER_COLUMNS) -> pd.DataFrame:
@@ -233,7 +251,8 @@ def variation_remark(repeatabilities: Iterable[float | None], what: str) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """Many cases of one predictor in one line; fractions, None where no case has a value.
+    """Many cases of one predictor in one line, predicted blind or `at_state`; fractions, None where
+    no case has a value.
 
     `step_bias_frac` is the median signed error: a predictor that errs to both sides is nearer to 0
     than one that always errs to one. `step_worst_beyond_repeatability_frac` is the largest among
@@ -244,6 +263,7 @@ class Summary:
 
     predictor: str
     what: str
+    at_state: bool
     n_cases: int
     step_median_frac: float | None
     step_worst_frac: float | None
@@ -257,7 +277,9 @@ class Summary:
     width_median_frac: float | None
 
 
-def summarize(scores: Sequence[CaseScore], predictor: str, what: str = "all") -> Summary:
+def summarize(
+    scores: Sequence[CaseScore], predictor: str, what: str = "all", at_state: bool = False
+) -> Summary:
     """The summary of one predictor's cases."""
 
     def values(*names: str) -> pd.Series[float]:
@@ -283,12 +305,12 @@ def summarize(scores: Sequence[CaseScore], predictor: str, what: str = "all") ->
         values("inside").mean(),
         values("width_frac").median(),
     )
-    return Summary(predictor, what, len(scores), *map(known, numbers))
+    return Summary(predictor, what, at_state, len(scores), *map(known, numbers))
 
 
 def summaries(scores: Sequence[CaseScore]) -> tuple[Summary, ...]:
     """Each predictor's summary: all cases, each thread count, and the cases whose op times are
-    exact in the machine file apart from the others.
+    exact in the machine file apart from the others. Under each, the same cases at their state.
     """
     found = []
     for predictor in dict.fromkeys(score.predictor for score in scores):
@@ -302,7 +324,10 @@ def summaries(scores: Sequence[CaseScore]) -> tuple[Summary, ...]:
         if exact and len(exact) < len(own):
             parts["ops measured"] = exact
             parts["ops interpolated"] = [s for s in own if s not in exact]
-        found += [summarize(part, predictor, what) for what, part in parts.items()]
+        for what, part in parts.items():
+            found.append(summarize(part, predictor, what))
+            if at_state := [score.at_state for score in part if score.at_state is not None]:
+                found.append(summarize(at_state, predictor, what, at_state=True))
     return tuple(found)
 
 
@@ -332,7 +357,12 @@ def layer_groups(layers: pd.DataFrame) -> pd.DataFrame:
     """
     found = []
     for kind, rows in (("source", large_leaves(layers)), ("family", large(layers))):
-        groups = error_statistics(rows, ("predictor", kind, "phase"), "n_layers", "mean")
+        by = ("predictor", kind, "phase")
+        groups = error_statistics(rows, by, "n_layers", "mean")
+        at_state = rows.assign(error_frac=rows.at_state_error_frac)
+        others = error_statistics(at_state, by, "n_layers", "mean")
+        for name in ("mape_frac", "bias_frac"):
+            groups[f"at_state_{name}"] = others[name]
         groups = groups.rename(columns={kind: "name"})
         groups.insert(1, "kind", kind)
         found.append(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pandas as pd
@@ -14,24 +14,29 @@ import pandas as pd
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import EXACT, Machine
 from dlperf.core.measurement import Measurement
+from dlperf.core.state import State, mean_state
 from dlperf.core.trace import Trace
 from dlperf.forecast.prediction import Prediction, predict
+from dlperf.report.step_comparison import state_during
 from dlperf.studies.accuracy.ablation import Ablation, Intervals, ablate, intervals
 from dlperf.studies.accuracy.baselines import MEANINGS, BaselineEstimate, problems, score_baseline
 from dlperf.studies.accuracy.cases import Case, CaseScore, Reference, join
+from dlperf.studies.accuracy.residuals import residual_table, residuals_of
 from dlperf.studies.accuracy.scoring import (
     joined,
     layer_groups,
     records,
     score,
+    score_at_state,
     summaries,
     variation_remark,
 )
 from dlperf.studies.accuracy.single_ops import OP_COLUMNS, op_groups
 from dlperf.studies.results import Provenance
 
-SCHEMA, SCHEMA_VERSION = "dlperf.validation", 2
+SCHEMA, SCHEMA_VERSION = "dlperf.validation", 3
 MAIN = "calibrated"
+"""The predictor that is also asked at the state of each measurement."""
 WITH_EXACT = "calibrated, ops measured"
 """The main predictor on the whole file, for the cases whose ops ``--for`` has measured."""
 
@@ -78,13 +83,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Study:
-    """What was found: a score a case and predictor, baselines after the predictors; layers; single
-    ops; what the terms contribute.
+    """What was found: a score a case and predictor, baselines after the predictors; layers; what is
+    left of the main predictor's error at the state; single ops; what the terms contribute.
     """
 
     provenance: Provenance
     scores: tuple[CaseScore, ...] = ()
     layers: pd.DataFrame = field(default_factory=lambda: joined(()))
+    residuals: pd.DataFrame = field(default_factory=lambda: residual_table(()))
     references: tuple[tuple[Case, Reference], ...] = ()
     estimates: tuple[tuple[Case, BaselineEstimate], ...] = ()
     ablations: tuple[Ablation, ...] = ()
@@ -114,13 +120,27 @@ class Study:
     @cached_property
     def intervals(self) -> Intervals | None:
         """What the main predictor's intervals are worth; None where it gave none."""
-        return intervals(
-            [
-                (s.actual_s, s.predicted_s, s.low_s, s.high_s)
-                for s in self.scores
-                if s.predictor == MAIN and s.predicted_s and s.low_s and s.high_s
-            ]
+        return _intervals(self._main_scores)
+
+    @cached_property
+    def intervals_at_state(self) -> Intervals | None:
+        """The same of its predictions at the state."""
+        return _intervals([s.at_state for s in self._main_scores if s.at_state is not None])
+
+    @cached_property
+    def _main_scores(self) -> list[CaseScore]:
+        return [score for score in self.scores if score.predictor == MAIN]
+
+    @property
+    def state_remarks(self) -> tuple[str, ...]:
+        """How many cases the main predictor has not predicted at the state, and why."""
+        n_blind = sum(score.at_state is None for score in self._main_scores)
+        remark = (
+            f"{n_blind} of {len(self._main_scores)} cases have no prediction at the state: the"
+            " machine file has no reference state or is of another processor, or a measurement has"
+            " no readings"
         )
+        return (remark,) if n_blind else ()
 
     @cached_property
     def variation_remarks(self) -> tuple[str, ...]:
@@ -160,8 +180,13 @@ class Study:
             "layer_groups": records(self.groups),
             "layers": records(self.layers),
             "intervals": None if self.intervals is None else asdict(self.intervals),
+            "intervals_at_state": (
+                None if self.intervals_at_state is None else asdict(self.intervals_at_state)
+            ),
+            "residuals": records(self.residuals),
             "ablation": [asdict(one) for one in self.ablations],
             "variation_remarks": list(self.variation_remarks),
+            "state_remarks": list(self.state_remarks),
             "baseline_problems": list(problems(self.estimates)),
             "failures": [{**asdict(f.case), "reason": f.reason} for f in self.failures],
             "families": records(self.op_groups),
@@ -169,15 +194,45 @@ class Study:
         }
 
 
+_STATE_FIELDS = (
+    *("predicted_s", "low_s", "high_s"),
+    *("step_error_frac", "forward_error_frac", "backward_error_frac", "optimizer_error_frac"),
+    *("forward_mape_frac", "backward_mape_frac", "width_frac", "inside"),
+)
+"""What a case's row contains of its prediction at the state; the rest is as of the blind one."""
+
+
 def _case_row(score: CaseScore) -> dict[str, Any]:
-    row = asdict(score)
+    row = asdict(replace(score, at_state=None))
+    del row["at_state"]
+    at_state = score.at_state
     return {
         **row.pop("case"),
         "network": score.case.network,
         **row,
         "width_frac": score.width_frac,
         "inside": score.inside,
+        "at_state": None if at_state is None else {n: getattr(at_state, n) for n in _STATE_FIELDS},
     }
+
+
+def _intervals(scores: Sequence[CaseScore]) -> Intervals | None:
+    return intervals(
+        [
+            (s.actual_s, s.predicted_s, s.low_s, s.high_s)
+            for s in scores
+            if s.predicted_s and s.low_s and s.high_s
+        ]
+    )
+
+
+def state_of(runs: Sequence[Measurement], machine: Machine) -> State | None:
+    """The machine's mean state during the measurements of a case; None where that of one is
+    unknown.
+    """
+    states = [state_during(run, machine) for run in runs]
+    known = [state for state in states if state is not None]
+    return mean_state(known) if known and len(known) == len(states) else None
 
 
 Record = Callable[[Case], Trace]
@@ -227,18 +282,21 @@ def run_study(
     references = tuple((case, join(runs)) for case, runs in taken.items() if case not in failed)
     scores: list[CaseScore] = []
     layers: list[pd.DataFrame] = []
+    residuals: list[pd.DataFrame] = []
     whole: list[tuple[Case, Reference, Prediction]] = []
     for variant in asked:
         for case, reference in references:
-            prediction = predict(
-                traces[case],
-                variant.machine,
-                case.threads,
-                variant.predictor,
-            )
+            trace, state = traces[case], state_of(taken[case], variant.machine)
+            to_predict = partial(predict, trace, variant.machine, case.threads, variant.predictor)
+            prediction = to_predict()
             found, rows = score(case, reference, prediction, variant.name)
             if variant.only_measured and not (found.sources and found.sources.all_measured):
                 continue
+            if variant.predictor == MAIN and state is not None:
+                at_state = to_predict(state=state)
+                found, rows = score_at_state((found, rows), reference, at_state)
+                if variant.name == MAIN:
+                    residuals.append(residuals_of(case, reference, at_state))
             scores.append(found)
             layers.append(rows)
             if variant.name == MAIN:
@@ -247,6 +305,7 @@ def run_study(
         provenance,
         tuple(scores),
         joined(layers),
+        residual_table(residuals),
         references,
         failures=tuple(Failure(case, reason) for case, reason in failed.items()),
     )
