@@ -16,6 +16,10 @@ from dlperf.core.code_footprint import CALLED, code_of, code_since, codes_of, re
 from dlperf.core.trace import Trace
 from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
+from dlperf.predictors.allocator.simulation import FRESH, UNUSED, Owners, owner_of_scratch
+
+_SMALL_BYTES = 4096
+"""Bytes below which memory that no tensor used before was used by something small just now."""
 
 
 class LruStack:
@@ -45,10 +49,11 @@ class LruStack:
         self._index[name] = len(self._sizes)
         self._sizes.append(n_bytes)
 
-    def forget(self, name: Hashable) -> None:
-        """`name` is no more."""
+    def forget(self, name: Hashable, n_bytes: float = inf) -> None:
+        """So many bytes of `name` are no more, by default all."""
         if name in self._index:
-            self._sizes[self._index.pop(name)] = 0.0
+            index = self._index[name]
+            self._sizes[index] = max(0.0, self._sizes[index] - n_bytes)
 
     def since(self, moment: int) -> float:
         """Bytes of all that was touched after a moment, what was touched twice counted once."""
@@ -86,14 +91,15 @@ def reuse_distances(
 ) -> ReuseDistances:
     """Reuse distances in the second of two steps; each op moves `n_bytes`.
 
-    Memory that the allocator reuses keeps its address: its former content leaves the stack. A view
-    touches nothing. No distance exceeds the bytes that a step touches.
+    Memory that the allocator reuses keeps its address: its former content leaves the stack. What
+    comes from the system was zeroed just now. A view touches nothing. No distance exceeds the bytes
+    that a step touches.
     """
     recency = LruStack()
     # The op, and the moment when it was done with all of its operands.
     last_touch: dict[int, tuple[int, int]] = {}
     last_run: dict[str, int] = {}
-    operands: list[tuple[int, int, float, int]] = []
+    operands: list[tuple[int, float, float, int]] = []
     code: list[tuple[float, int]] = []
     recent: list[str] = []  # operators and calls of phases, what ran last at the end
     phase = ""
@@ -102,8 +108,8 @@ def reuse_distances(
         operands, code = [], []
         for index, (op, reads) in enumerate(zip(trace.ops, read_by)):
             place = number * len(trace.ops) + index
-            touched = [
-                (spec.storage, size, spec.storage)
+            touched: list[tuple[int, int, Owners]] = [
+                (spec.storage, size, ((spec.storage, size),))
                 for spec, size in reads
                 if spec.storage >= 0 and size
             ]
@@ -111,13 +117,17 @@ def reuse_distances(
             for spec in op.outputs:
                 if spec.storage >= 0 and spec.storage not in read and spec.numel:
                     held = trace.storages[spec.storage].born < 0 or spec in op.inputs
-                    before = spec.storage if held else simulated.predecessor[spec.storage]
+                    before = () if held else simulated.predecessors[spec.storage]
+                    before = before or ((spec.storage, spec.nbytes),)
                     touched.append((spec.storage, spec.nbytes, before))
             for _, size, before in touched:
-                by, moment = last_touch.get(before, (place, None))
-                away = inf if moment is None else recency.since(moment)
-                # Pages fresh from the kernel were zeroed just now: they are in the cache.
-                operands.append((index, size, 0.0 if before < 0 else away, by))
+                whole = sum(part for _, part in before)
+                for owner, part in before:
+                    by, moment = last_touch.get(owner, (place, None))
+                    away = inf if moment is None else recency.since(moment)
+                    if owner == FRESH or (owner == UNUSED and size < _SMALL_BYTES):
+                        away = 0.0
+                    operands.append((index, size * part / whole, away, by))
             if op.phase != phase:
                 phase = op.phase
                 if phase in CALLED:
@@ -127,16 +137,17 @@ def reuse_distances(
             code.append((recency.since(since), code_since(name, recent)))
             _put_last(recent, op.packet)
             for storage, size, before in touched:
-                if before != storage:
-                    recency.forget(before)
+                for owner, part in before:
+                    recency.forget(owner, part)
                 recency.touch(storage, size)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
+            last_touch[owner_of_scratch(index)] = place, recency.now
             last_run.update((brought, recency.now) for brought in codes_of(op.packet))
     op_numbers, sizes, distances, touched_by = np.array(operands, dtype=float).reshape(-1, 4).T
     return ReuseDistances(
         op_numbers.astype(np.int64),
         sizes,
-        distances,
+        np.minimum(distances, recency.since(0)),
         touched_by.astype(np.int64),
         tuple(distance for distance, _ in code),
         tuple(others for _, others in code),

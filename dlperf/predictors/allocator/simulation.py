@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -87,15 +88,58 @@ class StepPages:
     released: tuple[int, ...]
 
 
+FRESH, UNUSED = -1, -2
+"""Memory from the system, and memory that nothing used in the steps before, as owners."""
+Owners = tuple[tuple[int, int], ...]
+"""Owners of a storage's memory before it, and their bytes: storages, :data:`FRESH`,
+:data:`UNUSED`, or the blocks within an op (:func:`owner_of_scratch`).
+"""
+
+
+def owner_of_scratch(op: int) -> int:
+    """The owner that stands for the blocks that op number `op` allocates within itself."""
+    return UNUSED - 1 - op
+
+
 @dataclass(frozen=True)
 class Process:
-    """The counted steps of one process; `predecessor` (of the last of them) and `peak_bytes` as in
+    """The counted steps of one process; `predecessors` (of the last of them) and `peak_bytes` as in
     :class:`AllocatorSimulation`.
     """
 
     steps: tuple[StepPages, ...]
-    predecessor: tuple[int, ...]
+    predecessors: tuple[Owners, ...]
     peak_bytes: int
+
+
+class MemoryMap:
+    """Who used each byte of the addresses last.
+
+    >>> memory = MemoryMap()
+    >>> [memory.take(*block) for block in ((0, 8, 5), (8, 4, 6), (4, 6, 7))]
+    [{-2: 8}, {-2: 4}, {5: 4, 6: 2}]
+    """
+
+    def __init__(self) -> None:
+        self._begins, self._owners = [0], [UNUSED]
+
+    def take(self, begin: int, n_bytes: int, owner: int) -> dict[int, int]:
+        """Give a range to a new owner; its bytes by former owner."""
+        begins, owners, end = self._begins, self._owners, begin + n_bytes
+        first, after = bisect_right(begins, begin) - 1, bisect_left(begins, end)
+        found: dict[int, int] = defaultdict(int)
+        for low, high, former in zip(
+            [begin, *begins[first + 1 : after]],
+            [*begins[first + 1 : after], end],
+            owners[first:after],
+        ):
+            found[former] += high - low
+        is_whole = after < len(begins) and begins[after] == end
+        kept = begins[first] < begin
+        last = owners[after - 1]
+        begins[first + kept : after] = [begin] if is_whole else [begin, end]
+        owners[first + kept : after] = [owner] if is_whole else [owner, last]
+        return dict(found)
 
 
 class Script:
@@ -160,8 +204,8 @@ class Script:
         """
         address: dict[int, int] = {}
         beside: dict[int, list[int]] = {}
-        last_at: dict[int, int] = {}
-        predecessor = [-1] * len(self._sizes)
+        predecessors: list[Owners] = [()] * len(self._sizes)
+        memory = MemoryMap()
         small, steps, at_first = self._small, [], heap.resident_bytes
 
         def malloc(sizes: Iterable[int]) -> list[int]:
@@ -209,6 +253,7 @@ class Script:
                     blocks = []
                     for n_bytes in stage:
                         at, n_faults = heap.allocate(n_bytes)
+                        memory.take(at, n_bytes, owner_of_scratch(index))
                         blocks.append(at)
                         faults[index] += n_faults
                     if step < PEAK_STEPS:
@@ -220,10 +265,11 @@ class Script:
                         # It may have outlived the last step: no trace shows who frees it.
                         drop((storage,))
                         n_faults = make(storage)
-                        at = address[storage]
                         faults[index] += n_faults
-                        predecessor[storage] = -1 if n_faults else last_at.get(at, -1)
-                        last_at[at] = storage
+                        former = memory.take(address[storage], self._sizes[storage], storage)
+                        predecessors[storage] = (
+                            ((FRESH, self._sizes[storage]),) if n_faults else tuple(former.items())
+                        )
                     if watch is not None:
                         watch(index, address.keys())
                     if step < PEAK_STEPS:
@@ -244,7 +290,7 @@ class Script:
             for new, old in self._survivors.items():
                 if new in address and old not in address:
                     address[old], beside[old] = address.pop(new), beside.pop(new)
-        return Process(tuple(steps[-N_COUNTED:]), tuple(predecessor), peak - at_first)
+        return Process(tuple(steps[-N_COUNTED:]), tuple(predecessors), peak - at_first)
 
     def _stages(self, index: int) -> list[tuple[tuple[int, ...], Sequence[int]]]:
         """The stages of an op, each with the storages that it makes: of a convolution's backward
@@ -280,14 +326,14 @@ class AllocatorSimulation:
 
     `steps` are steps of several processes. `faults` are first touches of 4 KiB pages by op, on
     average over them, `huge_faults` those of 2 MiB pages; `released[i]` are pages of 4 KiB given
-    back before op i, the last entry those at the step's end. `predecessor[s]` is the storage whose
-    memory storage `s` took over in the process of median faults (-1: memory fresh from the system,
-    or never used before). `peak_bytes` is the most that was resident in the first steps, in the
-    median of the processes. Between `fewest_faults` and `most_faults` lie eight of ten steps.
+    back before op i, the last entry those at the step's end. `predecessors[s]` are the owners whose
+    memory storage `s` took over in the process of median faults. `peak_bytes` is the most that was
+    resident in the first steps, in the median of the processes. Between `fewest_faults` and
+    `most_faults` lie eight of ten steps.
     """
 
     faults: tuple[float, ...]
-    predecessor: tuple[int, ...]
+    predecessors: tuple[Owners, ...]
     peak_bytes: int
     fewest_faults: float
     most_faults: float
@@ -326,7 +372,7 @@ def simulate(
     fewest, most = (quantile([sum(step.faults) for step in steps], part) for part in (0.1, 0.9))
     return AllocatorSimulation(
         _means([step.faults for step in steps]),
-        likely.predecessor,
+        likely.predecessors,
         peak_bytes,
         fewest,
         most,
