@@ -11,17 +11,23 @@ import platform
 import random
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.predictors.allocator.simulation import (
+    FRESH,
     N_COUNTED,
     N_PROCESSES,
     PAGE_BYTES,
     POLICIES,
+    UNUSED,
     Heap,
+    MemoryMap,
     Script,
     allocator_of,
     policy_of,
@@ -293,16 +299,36 @@ def step(*storages: Storage, n_ops: int, backward_from: int = 10**6) -> Trace:
 def test_large_activations_fault_in_every_step_where_they_are_born() -> None:
     found = simulate(step(Storage(40 * MIB, 0, 2), Storage(40 * MIB, 1, 2), n_ops=2), no_scratch)
     assert found.faults == (40 * PAGES_PER_MIB + 1,) * 2
-    assert found.predecessor == (-1, -1)
+    assert found.predecessors == (((FRESH, 40 * MIB),),) * 2
     assert found.peak_bytes == 2 * (40 * MIB + PAGE_BYTES)
     assert found.fewest_faults == found.most_faults == 2 * (40 * PAGES_PER_MIB + 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(0, 5)), max_size=30))
+def test_a_map_knows_who_had_each_byte(blocks: list[tuple[int, int, int]]) -> None:
+    memory, owners = MemoryMap(), [UNUSED] * 90
+    for begin, n_bytes, owner in blocks:
+        former = owners[begin : begin + n_bytes]
+        assert memory.take(begin, n_bytes, owner) == Counter(former)
+        owners[begin : begin + n_bytes] = [owner] * n_bytes
+
+
+def test_a_buffer_takes_over_the_memory_of_several() -> None:
+    """Two of 128 KiB lie side by side, and are free when one of 255 KiB comes."""
+    side = 128 * 1024
+    storages = (Storage(side, 0, 1), Storage(side, 0, 1), Storage(2 * side - 1024, 1, 2))
+    found = simulate(step(*storages, n_ops=2), no_scratch, "tuned")
+    taken = dict(found.predecessors[2])
+    assert sum(taken.values()) == 2 * side - 1024
+    assert taken[0] == side
+    assert side - 1200 <= taken[1] < side  # without headers and alignment
 
 
 def test_small_activations_settle() -> None:
     found = simulate(step(Storage(MIB, 0, 1), Storage(MIB, 1, 2), n_ops=2), no_scratch)
     assert found.faults == (0, 0)
     # The second takes over the memory that the first has just given back.
-    assert found.predecessor[1] == 0
+    assert found.predecessors[1] == ((0, MIB),)
 
 
 def test_scratch_faults_where_the_op_runs() -> None:

@@ -45,6 +45,7 @@ from dlperf.core.trace import (
 from dlperf.microbench.conv import backward_of, convolution
 from dlperf.predictors.allocator.simulation import AllocatorSimulation
 from dlperf.predictors.analysis import analyse
+from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.calibrated import HOUR_SPREAD, PROCESS_SPREAD, pause_slowdowns
 from dlperf.predictors.kernel_cost_model import cost_model_of, fit_kernel_models
 from dlperf.predictors.kernel_model import Hyperparameters, KernelModel, fit_hyperparameters
@@ -499,6 +500,57 @@ def test_products_wait_for_far_operands_too() -> None:
     seconds = [kernels(priced(step, machine(costs)))[0]["seconds"] for costs in ({}, FAR)]
     read = sum(spec.nbytes for spec in operands)
     assert read * 1e-11 <= seconds[1] - seconds[0] <= 2 * read * 1e-11 + T(16, 64).nbytes * 1e-11
+
+
+def test_a_large_product_waits_for_the_first_panels_of_its_operands() -> None:
+    """Two operands of 1 MiB each, far away: of the 3 MiB of its working set half a MiB, half of a
+    core's own caches, keeps it waiting.
+    """
+    operands = T(512, 512, storage=0), T(512, 512, storage=1)
+    storages = (
+        *(Storage(spec.nbytes, kind="input") for spec in (*operands, T(16 * MIB))),
+        Storage(MIB, kind="input"),
+    )
+    product = Op("aten.mm.default", operands, outputs=(T(512, 512, storage=3),), layer="fc")
+    step = trace(
+        product, Op("aten.relu_.default", (T(16 * MIB, storage=2),), layer="act"), storages=storages
+    )
+    warm_s, far_s = (kernels(priced(step, machine(costs)))[0]["seconds"] for costs in ({}, FAR))
+    caches = cost_model_of(machine(FAR), 1).caches
+    far, near = caches.miss_s_per_byte(np.array([67.0 * MIB, 3.0 * MIB]))
+    assert far_s - warm_s == pytest.approx(3 * MIB * (far - near) / 6, rel=0.02)
+
+
+def test_data_and_code_share_a_cores_own_caches() -> None:
+    """40 KiB count as code of 2: the penalty of a footprint of 3."""
+    code = {
+        CostKey("instruction_cache_pressure", "next", amount): 1e-6 * amount for amount in (2, 8)
+    }
+    caches = cost_model_of(machine(code), 1).caches
+    assert caches.cold_start_s("next", ReuseDistance(0.0, 3)) == pytest.approx(3e-6)
+    assert caches.cold_start_s("next", ReuseDistance(40 * KIB, 3)) == pytest.approx(5e-6)
+    assert caches.cold_start_s("next", ReuseDistance(40 * KIB)) == pytest.approx(2e-6)
+    assert caches.cold_start_s("next", ReuseDistance(KIB * KIB, 3)) == pytest.approx(8e-6)
+
+
+def test_code_that_a_kernels_own_operands_drive_out_is_in_its_micro_benchmark() -> None:
+    """Two operators on 4 MiB each in turn: the code of each is as cold as when it is repeated."""
+    ops = [
+        Op(f"aten.{name}_.default", (T(MIB, storage=index),), layer=name)
+        for index, name in enumerate(("relu", "abs"))
+    ]
+    storages = (Storage(4 * MIB, kind="input"), Storage(4 * MIB, kind="input"))
+    cold = {CostKey("cold_start", "next", size * MIB): 1e-6 * size for size in (1, 4, 16)}
+    for more, extra_s in (({}, 0.0), ({CostKey("cold_start", "aten.abs", 4 * MIB): 9e-6}, 0.0)):
+        warm, found = (
+            kernels(priced(trace(*ops, storages=storages), machine(costs)))[1]["seconds"]
+            for costs in ({}, cold | more)
+        )
+        assert found - warm == pytest.approx(extra_s, abs=1e-12)
+    small = Op("aten.abs_.default", (T(16, storage=1),), layer="abs")
+    step = trace(ops[0], small, storages=(storages[0], Storage(64, kind="input")))
+    warm, found = (kernels(priced(step, machine(costs)))[1]["seconds"] for costs in ({}, cold))
+    assert found - warm == pytest.approx(4e-6)
 
 
 def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:

@@ -89,7 +89,7 @@ def test_memory_that_is_handed_out_again_is_the_same_memory() -> None:
         ),
     )
     found = analyse(step, "tuned")  # no memory goes back to the system
-    assert found.allocator.predecessor[2] == 1
+    assert found.allocator.predecessors[2] == ((1, 4 * KB),)
     assert found.step_bytes == 20 * KB  # the input, one result, the other tensor
     of_second = found.operand_distance[found.operand_op == 2].tolist()
     assert (
