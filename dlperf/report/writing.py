@@ -87,6 +87,7 @@ def is_ours(path: Path) -> bool:
                 b"threads,batch_size,loader_workers,",
                 b"kind,case,run,unit,",
                 b"kernel,name,launches,",
+                b"operator,phase,bound,n_layers,",
             )
         ),
         ".png": lambda: b"Software\x00dlperf" in head,
