@@ -16,7 +16,6 @@ import numpy as np
 from dlperf.core.costs import OPTIMIZER_CALL, OPTIMIZER_TENSOR
 from dlperf.core.prediction import Item
 from dlperf.core.trace import BY_HAND, ITEM_BYTES, LOSS, Argument, Op, TensorSpec, Trace
-from dlperf.ops.blocking import is_contraction
 from dlperf.ops.fused import FUSED, fused_threads
 from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis
@@ -27,11 +26,6 @@ from dlperf.predictors.page_faults import cold_faults, page_items
 from dlperf.predictors.resources import Array, resources_of
 
 LEAST_KERNEL_S = 2e-7
-_FIRST_PANELS = 0.5
-"""Part of a core's own caches that a contraction fills before it computes. Products of 512 x 512
-after 4 to 64 MiB of other work waited for 0.3 to 0.5 of what an elementwise operator waits for as
-many bytes, those of 256 x 256 for all of it (Intel Xeon, 2 MiB of L2).
-"""
 _TINY = 16
 _MOST_NAMED = 3
 """Operators that a note names."""
@@ -274,10 +268,7 @@ class StepItems:
         )
 
     def _operand_s(self) -> Array:
-        """Cache-miss penalty of each operand, in seconds, above that of its op's working set.
-
-        A contraction waits for the first panels of its operands, and computes while others come.
-        """
+        """Cache-miss penalty of each operand, in seconds, above that of its op's working set."""
         analysis, n = self.analysis, len(self.trace.ops)
         untouched_s = np.maximum(
             self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0
@@ -290,13 +281,8 @@ class StepItems:
         )
         near = self.caches.miss_s_per_byte(analysis.working_bytes[analysis.operand_op])
         far = self.caches.miss_s_per_byte(analysis.operand_distance, untouched_s)
-        missed_s = analysis.operand_bytes * np.maximum(far - near, 0.0)
-        waited_frac = np.where(
-            [is_contraction(op) for op in self.trace.ops],
-            _FIRST_PANELS * self.caches.private_bytes / np.maximum(analysis.working_bytes, 1.0),
-            1.0,
-        )
-        return extra_s + missed_s * np.minimum(waited_frac, 1.0)[analysis.operand_op]
+        extra_s += analysis.operand_bytes * np.maximum(far - near, 0.0)
+        return extra_s
 
     def _kernels(self) -> list[Item]:
         """Items of the ops, one for each layer that shares an op."""

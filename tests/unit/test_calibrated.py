@@ -502,25 +502,6 @@ def test_products_wait_for_far_operands_too() -> None:
     assert read * 1e-11 <= seconds[1] - seconds[0] <= 2 * read * 1e-11 + T(16, 64).nbytes * 1e-11
 
 
-def test_a_large_product_waits_for_the_first_panels_of_its_operands() -> None:
-    """Two operands of 1 MiB each, far away: of the 3 MiB of its working set half a MiB, half of a
-    core's own caches, keeps it waiting.
-    """
-    operands = T(512, 512, storage=0), T(512, 512, storage=1)
-    storages = (
-        *(Storage(spec.nbytes, kind="input") for spec in (*operands, T(16 * MIB))),
-        Storage(MIB, kind="input"),
-    )
-    product = Op("aten.mm.default", operands, outputs=(T(512, 512, storage=3),), layer="fc")
-    step = trace(
-        product, Op("aten.relu_.default", (T(16 * MIB, storage=2),), layer="act"), storages=storages
-    )
-    warm_s, far_s = (kernels(priced(step, machine(costs)))[0]["seconds"] for costs in ({}, FAR))
-    caches = cost_model_of(machine(FAR), 1).caches
-    far, near = caches.miss_s_per_byte(np.array([67.0 * MIB, 3.0 * MIB]))
-    assert far_s - warm_s == pytest.approx(3 * MIB * (far - near) / 6, rel=0.02)
-
-
 def test_data_and_code_share_a_cores_own_caches() -> None:
     """40 KiB count as code of 2: the penalty of a footprint of 3."""
     code = {
