@@ -53,7 +53,7 @@ def _mapped(n_bytes: int) -> Array:
 
 def _call_much_code() -> None:
     """Some thirty functions of numpy on a few numbers: short calls whose code does not fit into an
-    instruction cache, as a framework's. A neighbour on the same core slows such code by up to
+    instruction cache, as a framework's. A co-tenant on the same core slows such code by up to
     60 %, a short loop by 10 %.
     """
     vector, matrix = _VECTOR, _MATRIX
