@@ -37,7 +37,7 @@ from dlperf.cli import (
 from dlperf.cli.options import UNUSABLE, Command, Parser, add_commands
 from dlperf.core import streams
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed, check_room, is_shortage, refuse
-from dlperf.core.files import check_writable, write_json
+from dlperf.core.files import check_answer, write_json
 from dlperf.core.text import visible
 from dlperf.core.version import VERSION
 
@@ -95,7 +95,7 @@ def _check(args: argparse.Namespace) -> None:
     refuse((timeline == "-", "--timeline - is no file; name one"))
     for path in (args.json, timeline) if args.command != "run" else ():
         if path is not None:
-            check_writable(path, args.force)
+            check_answer(path, args.force)
 
 
 class _Interrupts:

@@ -121,12 +121,12 @@ def probe(args: Namespace) -> Answer:
 
 def check(args: Namespace) -> Problems:
     """Whether the file can be written. Raises DlperfError for one that it may not write."""
-    from dlperf.core.files import check_writable
+    from dlperf.core.files import check_answer
 
     if args.output == "-":
         args.output, args.json = None, "-"
     if args.output is not None:
-        check_writable(args.output, args.force)
+        check_answer(args.output, args.force)
     return ()
 
 

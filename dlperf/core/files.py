@@ -26,6 +26,7 @@ except ImportError:  # Windows: two calibrations at once are not distinguished
 
 T = TypeVar("T")
 _TEMPORARY = ".dlperf-"
+_MACHINE = "dlperf.machine"
 """Begins a temporary file's name: short, so that it fits wherever the final name does."""
 
 
@@ -223,6 +224,15 @@ def check_writable(path: str | Path, force: bool = False) -> None:
         raise DlperfError(
             f"{path}: exists and was not written by dlperf; choose another name, or give --force"
         )
+
+
+def check_answer(path: str | Path, force: bool = False) -> None:
+    """:func:`check_writable` for what is no machine file: that takes minutes to make, and nothing
+    else replaces it without `force`.
+    """
+    check_writable(path, force)
+    if not force and str(path) != "-" and Path(path).is_file() and schema_of(path) == _MACHINE:
+        raise DlperfError(f"{path}: is a machine file; choose another name, or give --force")
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -53,6 +53,20 @@ def test_the_state_is_shown_and_saved(dlperf: Callable, referenced: Path, tmp_pa
     assert data["versions"]["dlperf"]
 
 
+@pytest.mark.parametrize(
+    "order", [("machine", "state", "-o"), ("predict", "mlp", "--batch-size", "4", "--json")]
+)
+def test_an_answer_replaces_no_machine_file(
+    dlperf: Callable, referenced: Path, tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(referenced.read_bytes())
+    done = dlperf(*order, copy, "--machine", referenced)
+    assert done.status == 2
+    assert f"{copy}: is a machine file; choose another name, or give --force" in done.err
+    assert copy.read_bytes() == referenced.read_bytes()
+
+
 def test_without_a_reference_there_are_seconds(
     dlperf: Callable, machine_file: Path, tmp_path: Path
 ) -> None:
