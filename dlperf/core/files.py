@@ -25,8 +25,8 @@ except ImportError:  # Windows: two calibrations at once are not distinguished
     fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
-_TEMPORARY = ".dlperf-"
 _MACHINE = "dlperf.machine"
+_TEMPORARY = ".dlperf-"
 """Begins a temporary file's name: short, so that it fits wherever the final name does."""
 
 

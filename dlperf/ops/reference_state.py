@@ -79,19 +79,23 @@ class StateCourse:
         return cls(first, tuple(reading.over(reference) for reading in taken))
 
     @cached_property
-    def _running(self) -> dict[tuple[str, float], list[float]]:
+    def _courses(self) -> dict[tuple[str, float], list[float]]:
+        """What :meth:`_course` has found."""
         return {}
 
-    def _factor(self, index: int, bound: str, fraction: float) -> float:
-        """Running quantile of a bound's slowdowns at a reading; LEAST is what lasts of them."""
-        if (bound, fraction) not in self._running:
+    def _course(self, bound: str, fraction: float) -> list[float]:
+        """A running quantile of a bound's slowdowns; LEAST is what lasts of them."""
+        if (bound, fraction) not in self._courses:
             raw = [state.factor(bound) for state in self.states]
-            running = [
-                quantile(raw[max(0, at - _BESIDE) : at + _BESIDE + 1], fraction)
-                for at in range(len(raw))
-            ]
-            self._running[bound, fraction] = lasting(raw) if fraction == LEAST else running
-        return self._running[bound, fraction][index]
+            self._courses[bound, fraction] = (
+                lasting(raw)
+                if fraction == LEAST
+                else [
+                    quantile(raw[max(0, at - _BESIDE) : at + _BESIDE + 1], fraction)
+                    for at in range(len(raw))
+                ]
+            )
+        return self._courses[bound, fraction]
 
     def factors(self, numbers: Sequence[int], bound: str, fraction: float) -> list[float]:
         """Slowdowns of what something bounds around readings, of which the same quantile counts as
@@ -99,7 +103,8 @@ class StateCourse:
         """
         indices = (number - self.first for number in numbers)
         known = (index for index in indices if 0 <= index < len(self.states))
-        return [self._factor(index, bound, fraction) for index in known]
+        course = self._course(bound, fraction)
+        return [course[index] for index in known]
 
     def after(self, number: int, bound: str) -> float:
         """Slowdown of a least sample between a reading and the next one: the lesser of the two. A
