@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -57,6 +58,11 @@ def _state(name: str, machine: Machine) -> State:
     if name == NOW:
         _check_this_machine(machine, "for the state there, give the FILE of dlperf machine state")
         reading = take_reading() if machine.reference is not None else None
+    elif not os.path.exists(name):
+        raise DlperfError(
+            f"--state {name}: is neither {NOW} nor {REFERENCE}, and there is no such file; dlperf"
+            " machine state -o FILE makes one"
+        )
     else:
         probed = ProbedState.load(name)
         if probed.identity != machine.cpu.identity:

@@ -204,6 +204,18 @@ class EpochLog:
         current.first = at
         return current
 
+    def leave_out(self, seconds: float) -> None:
+        """Time that passed right now, for a reading of the machine's state, is in no pass: all that
+        was seen so far moves by it.
+        """
+        running = [epoch for epoch in (self._interrupted, self._current) if epoch is not None]
+        for epoch in (*self._epochs, *running):
+            epoch.began, epoch.ended = epoch.began + seconds, epoch.ended + seconds
+            epoch.first = None if epoch.first is None else epoch.first + seconds
+        for name in ("began", "first_step", "last_step"):
+            if (at := getattr(self, name)) is not None:
+                setattr(self, name, at + seconds)
+
     @property
     def loaded(self) -> LoaderProgress:
         """The progress of the workers of the running pass's loader."""

@@ -33,6 +33,7 @@ from dlperf.recorder.targets import first_batch_size
 from dlperf.recorder.tensors import parameters_in
 from dlperf.runner.core_speed import own_usual_speed
 from dlperf.runner.disturbance import Disturbance, disturbance_of
+from dlperf.runner.missing_training import steps_seen, why_no_training
 from dlperf.runner.step_rate import typical_s
 from dlperf.runner.training_search import is_sharded
 from dlperf.runner.watched_training import FEWEST, WatchedStep, WatchedTraining
@@ -41,6 +42,7 @@ from dlperf.runner.watcher import Watcher
 if TYPE_CHECKING:
     from dlperf.core.cluster import Cluster
     from dlperf.core.machine import Machine
+    from dlperf.core.state import State
     from dlperf.core.trace import Trace
     from dlperf.forecast.prediction import Prediction
     from dlperf.report.comparison import Report
@@ -54,7 +56,6 @@ TRACED = (
     "Python was traced (coverage, a debugger, a profiler): steps are slower, and the core speed was"
     " not sampled"
 )
-_IN_PROCESSES = "; if it trains in processes of its own, they are not watched"
 _APART_FRAC = 0.5
 """Layers and step come from different steps, few of each: smaller differences are noise."""
 
@@ -115,13 +116,14 @@ class Findings:
         self.machine = machine if watched.device is None else self._device_machine(machine, watched)
         self.watched, self.live, self.ranks = watched, live, ranks
         self._log, self._cluster = watcher.epochs, cluster
-        self._speed_samples = watcher.speed_samples
+        self._speed_samples, self._readings = watcher.speed_samples, watcher.state_readings.taken
         n_layered, plan = len(watched.layered), watcher.plan
         if watcher.epochs.n_steps < plan.n_steps and n_layered < plan.layered:
             timed = f"layers were timed in {n_layered} of {plan.layered} steps"
-            self.notes.append(f"the training ended early, {timed}: {_steps_seen(watcher)}")
+            self.notes.append(f"the training ended early, {timed}: {steps_seen(watcher)}")
         if len(watched.speed_samples_s) < len(watched.plain):
             self.notes.append(TRACED)
+        self.notes += watcher.state_readings.notes
         self.notes += [] if ranks is None else ranks.remarks
         self.notes += [] if live is None else live.notes
 
@@ -165,18 +167,23 @@ class Findings:
     @cached_property
     def measurement(self) -> Measurement:
         """The watched steps."""
-        watched, n, device = self.watched, self.n_passes, self.watched.device
-        notes = list(self.notes)
+        n, notes = self.n_passes, list(self.notes)
         if n > 1:
-            seen = statistics.median(step.n_batches for step in watched.plain)
+            seen = statistics.median(step.n_batches for step in self.watched.plain)
             batches = f" over {seen:.0f} batch{'es' if seen > 1 else ''}" if seen else ""
             notes.append(f"a step has {n} forward and backward passes{batches}")
+        return self._with_layers(replace(self._step, notes=tuple(notes)))
+
+    @cached_property
+    def _step(self) -> Measurement:
+        """The watched steps without layers and notes, with the readings of the machine's state."""
+        watched, device = self.watched, self.watched.device
         phases = [(_seconds_by_phase(step), step.disturbed) for step in watched.plain]
         step = {
             name: undisturbed([(seconds[name], disturbed) for seconds, disturbed in phases])
             for name in (name for name in STEP_PHASES if name in phases[0][0])
         }
-        found = Measurement(
+        return Measurement(
             target=self.name,
             batch_size=self.batch_size,
             threads=watched.threads,
@@ -187,12 +194,11 @@ class Findings:
                 "layer_steps": float(len(watched.layered)),
                 "spread_frac": step["total"].spread_frac,
             },
-            notes=tuple(notes),
             versions=host.versions(),
             machine=host.this_cpu().model if device is None else device.name,
+            states=tuple(self._readings),
             device_memory=watched.device_memory,
         )
-        return self._with_layers(found)
 
     def _with_layers(self, found: Measurement) -> Measurement:
         watched, probe = self.watched, self.watched.probe
@@ -312,8 +318,17 @@ class Findings:
             _set_flags(flags)
 
     @cached_property
-    def prediction(self) -> Prediction | None:
-        """The recorded step on the machine; None without a machine or trace, or where it fails."""
+    def state(self) -> State | None:
+        """The machine's state while the steps were watched; None where it was not read."""
+        from dlperf.report.step_comparison import state_during
+
+        return None if self.machine is None else state_during(self._step, self.machine)
+
+    @cached_property
+    def blind_prediction(self) -> Prediction | None:
+        """The recorded step on the machine in its usual state; None without a machine or trace, or
+        where it fails.
+        """
         if self.machine is None or self.trace is None:
             return None
         from dlperf.forecast.prediction import predict
@@ -323,6 +338,18 @@ class Findings:
         except DlperfError as error:
             self.notes.append(f"no prediction: {error}")
             return None
+
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """The same in the state that the machine had while the steps were watched, where that is
+        known.
+        """
+        blind = self.blind_prediction
+        if blind is None or self.state is None:
+            return blind
+        from dlperf.forecast.prediction import predict
+
+        return predict(blind.trace, blind.machine, blind.threads, state=self.state)
 
     @cached_property
     def compiled_prediction(self) -> Prediction | None:
@@ -336,7 +363,8 @@ class Findings:
 
         try:
             trace = recording.trace(self.name, self.batch_size)
-            return predict(trace, self.machine, threads=self.watched.threads)
+            threads = self.watched.threads
+            return predict(trace, self.machine, threads=threads, state=self.state)
         except Exception as error:
             self.notes.append(f"no prediction of the compiled step: {one_line(error)}")
             return None
@@ -344,11 +372,13 @@ class Findings:
     @cached_property
     def report(self) -> Report | None:
         """Predicted beside actual, per layer; None without a prediction."""
-        if self.prediction is None:
+        prediction, blind = self.prediction, self.blind_prediction
+        if prediction is None or blind is None:
             return None
         from dlperf.report.comparison import compare
 
-        return replace(compare(self.prediction, self.measurement), recommends=False)
+        both = () if prediction is blind else (blind,)
+        return replace(compare(prediction, self.measurement, blind=both), recommends=False)
 
     @cached_property
     def parallel_step(self) -> ParallelStep | None:
@@ -431,36 +461,6 @@ def _seconds_by_phase(step: WatchedStep) -> dict[str, float]:
 def _set_flags(flags: Mapping[nn.Module, bool]) -> None:
     for module, training in flags.items():
         module.training = training
-
-
-def why_no_training(watcher: Watcher) -> str:
-    """The reason, in one line, why a watcher has no findings."""
-    if watcher.reason is not None:
-        return f"no training to watch: {watcher.reason}"
-    n, n_elsewhere = watcher.epochs.n_steps, watcher.epochs.n_in_other_threads
-    seen = _steps_seen(watcher) if n < watcher.plan.n_least else _counted(n)
-    if watcher.watched is not None:
-        return f"the training of {watcher.watched.root_type} ended too early: {seen}"
-    if n < n_elsewhere:
-        return (
-            "no training was found: it trains in another thread, which is not watched"
-            f" ({_counted(n_elsewhere)} there)"
-        )
-    return (
-        "no training was found: no module called in training mode was stepped by optimizers in"
-        f" a period, or ran backward eight times without any ({seen})"
-        f"{_IN_PROCESSES if not n else ''}"
-    )
-
-
-def _steps_seen(watcher: Watcher) -> str:
-    """The number of optimizer steps seen, and how many are needed."""
-    seen, plan = _counted(watcher.epochs.n_steps), watcher.plan
-    return f"{seen}, at least {plan.n_least} are needed, {plan.n_steps} with the times of layers"
-
-
-def _counted(n: int) -> str:
-    return f"{n} optimizer step{'s were' if n != 1 else ' was'} seen"
 
 
 def inputs_of(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dlperf.core.errors import one_line
 from dlperf.runner.core_speed import SpeedSamples, own_usual_speed
 from dlperf.runner.rendezvous import Rendezvous
+from dlperf.runner.state_readings import StateReadings
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
@@ -50,6 +51,7 @@ class Session:
         self._shows_eta, self._on_watched = shows_eta, on_watched
         self._speed_samples = SpeedSamples()
         self._speed_samples.take()
+        self._state_readings = StateReadings(machine)
         self._finder: _AfterTorch | None = None
 
     def watch_after_torch(self) -> None:
@@ -74,7 +76,9 @@ class Session:
             self._speed_samples.take()
             world = self._rendezvous.world
             plan = WatchPlan(layered=0) if world.rank else WatchPlan()
-            watcher = Watcher(speed_samples=self._speed_samples, plan=plan)
+            watcher = Watcher(
+                speed_samples=self._speed_samples, plan=plan, state_readings=self._state_readings
+            )
             if not world.rank:
                 line = StderrLine() if self._shows_eta else None
                 self.live = LiveEta(watcher.epochs, watcher.clock, line, *self._length)
@@ -138,7 +142,7 @@ class Session:
         """This rank's findings, once its script has ended, which imported torch."""
         import torch
 
-        from dlperf.runner.findings import why_no_training
+        from dlperf.runner.missing_training import why_no_training
         from dlperf.runner.ranks import RankFindings
 
         failure, reason = self.failure, ""

@@ -30,8 +30,8 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.patching import wrap_attribute
 from dlperf.profiler.layer_times import HookOverhead
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
-from dlperf.recorder.compiled_recording import CompiledRecording, has_compiled_graph
-from dlperf.recorder.live_recording import OUTSIDE, LiveRecording
+from dlperf.recorder.compiled_recording import has_compiled_graph
+from dlperf.recorder.live_recording import OUTSIDE
 from dlperf.runner.communication_recording import StepMark
 from dlperf.runner.compilation import (
     COMPILED,
@@ -43,13 +43,11 @@ from dlperf.runner.compilation import (
     module_stepped_by,
 )
 from dlperf.runner.core_speed import SpeedSamples, is_traced
-from dlperf.runner.disturbance import SystemReadings, system_load
+from dlperf.runner.disturbance import system_load
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.training_search import (
-    FoundTraining,
-    TrainingSearch,
-    reducer_options,
-)
+from dlperf.runner.running_period import RunningPeriod
+from dlperf.runner.state_readings import StateReadings
+from dlperf.runner.training_search import FoundTraining, TrainingSearch, reducer_options
 from dlperf.runner.watched_training import WatchedStep, WatchedTraining, WatchPlan, clock_on
 
 if TYPE_CHECKING:
@@ -69,9 +67,11 @@ class Watcher:
         plan: WatchPlan = WatchPlan(),
         on_watched: Callable[[Watcher], None] | None = None,
         speed_samples: SpeedSamples | None = None,
+        state_readings: StateReadings | None = None,
     ) -> None:
         self.clock, self.plan, self.on_watched = clock, plan, on_watched
         self.speed_samples = SpeedSamples() if speed_samples is None else speed_samples
+        self.state_readings = StateReadings() if state_readings is None else state_readings
         self.stage = SEEK
         self.watched: WatchedTraining | None = None
         self.error: BaseException | None = None
@@ -91,23 +91,11 @@ class Watcher:
         )
         self._is_compiled = False
         self._undo_hooks: list[Callable[[], object]] = []
-        # the period that is running
         self._found: FoundTraining | None = None
-        self._turn = 0
-        self._step = WatchedStep()
-        self._count = 0
-        self._phase, self._since = OUTSIDE, 0.0
-        self._after_pass = OUTSIDE
-        self._in_pass = self._had_backward = False
-        self._stepper: Any = None
-        self._stepper_s = 0.0
-        self._last_end: float | None = None
-        self._system = SystemReadings()
-        self._depth = 0
-        self._spoilt = False
+        self._turn = self._count = self._depth = 0
+        self._period = RunningPeriod(clock)
         self._probe: LayerProbe | None = None
         self._overhead = HookOverhead()
-        self._recording: LiveRecording | CompiledRecording | None = None
 
     # -- setting and removing ----------------------------------------------------------------------
 
@@ -139,7 +127,7 @@ class Watcher:
         if self._is_compiled or self.stage == DONE:
             return
         self._is_compiled = True
-        self._stop_recording()
+        self._period.stop_recording()
         self._undo_root_hook()
         if self._probe is not None:
             self._probe.detach()
@@ -181,7 +169,7 @@ class Watcher:
         self._undo_step.append(register_module_forward_pre_hook(leave).remove)
 
     def _stop_watching(self) -> None:
-        self._stop_recording()
+        self._period.stop_recording()
         self._undo_root_hook()
         if self._probe is not None:
             self._probe.detach()
@@ -232,8 +220,8 @@ class Watcher:
         self._undo_all("_undo_calls")
         self.stage, self.watched, self._found = SEEK, None, None
         self._search.begin_anew()
-        self._probe = self._last_end = self._stepper = None
-        self._step, self._in_pass = WatchedStep(), False
+        self._probe = None
+        self._period.forget()
         if self._is_compiled or self._undo_search:
             return
         enter, leave = self._guarded(self._search_enter), self._guarded(self._search_leave)
@@ -282,9 +270,9 @@ class Watcher:
         )
         self._undo_all("_undo_search")
         self.stage, self._count = WARM, 0
-        self._after_pass = OUTSIDE if found.optimizers else "optimizer"
-        self._phase, self._since = OUTSIDE, self.clock.now()
-        self._step.lap("", self.clock)
+        if not self.state_readings.taken:  # an earlier search has one
+            self._read_state()
+        self._period.begin_first(self.clock, not found.optimizers)
         self._await_root()
         if self._is_compiled and self._compilations.module is self.watched.model:
             note = self._guarded(self.watched.note_call)
@@ -293,36 +281,28 @@ class Watcher:
 
     # -- phases of a period ------------------------------------------------------------------------
 
-    def _enter(self, phase: str) -> str:
-        """A phase begins; returns the one that it interrupts or follows."""
-        now, before = self.clock.now(), self._phase
-        self._step.add(before, now - self._since)
-        self._step.lap(before, self.clock)
-        self._phase, self._since = phase, now
-        if self._recording is not None:
-            self._recording.enter(OUTSIDE if phase == "loading" else phase)
-        return before
-
     def _timed(self, phase: str) -> Callable[..., Any]:
         """A wrapper of a function that is a phase of its own."""
 
         def timed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread or self._phase == phase:
+            period = self._period
+            if threading.get_ident() != self._thread or period.phase == phase:
                 return original(*args, **kwargs)
-            before = self._phase
-            self._guarded(self._enter)(phase)
+            before = period.phase
+            self._guarded(period.enter)(phase)
             try:
                 return original(*args, **kwargs)
             finally:
-                self._guarded(self._enter)(before)
+                self._guarded(period.enter)(before)
 
         return timed
 
     def _load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._phase == "optimizer" and self._stepper is None:  # updates by hand are over
-            self._guarded(self._enter)(OUTSIDE)
+        period = self._period
+        if period.phase == "optimizer" and period.stepper is None:  # updates by hand are over
+            self._guarded(period.enter)(OUTSIDE)
         batch = self._timed("loading")(original, *args, **kwargs)
-        self._step.n_batches += 1
+        period.step.n_batches += 1
         self._search.load()
         return batch
 
@@ -342,41 +322,36 @@ class Watcher:
             self._undo_root = None
 
     def _root_enter(self, module: nn.Module, _args: Any) -> None:
-        found, watched = self._found, self.watched
+        found, watched, period = self._found, self.watched, self._period
         if found is None or watched is None or not any(module is one for one in found.called):
             return
         if not (module.training and torch.is_grad_enabled()):
-            self._spoilt |= not module.training  # an evaluation: this is no training step's time
+            period.is_spoilt |= not module.training  # an evaluation: no training step's time
             return
         self._undo_root_hook()
-        if self._in_pass and not self._had_backward:
+        if period.in_pass and not period.had_backward:
             return  # called again before the backward: the same pass
         # the root's own hook has run already; the inner module of a wrapper (DDP) follows
         inside = module if any(module is root for root in watched.roots) else None
-        if self._had_backward and not found.optimizers:
-            self._enter(OUTSIDE)
+        if period.had_backward and not found.optimizers:
+            period.enter(OUTSIDE)
             self._end_period(None, inside)
             self._undo_root_hook()
             if self.stage == DONE:
                 return
-        self._end_pass()
-        self._after_pass = self._phase if found.optimizers else "optimizer"
+        period.await_pass(not found.optimizers)
         if self._probe is not None:
             self._probe.resume(inside)
-        self._in_pass, self._had_backward = True, False
-        self._step.n_passes += 1
-        self._enter("forward")
-        if self._step.began is None:
-            self._step.began = self._since
+        period.begin_pass()
 
     def _timed_backward(
         self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any
     ) -> Any:
         is_own_thread = threading.get_ident() == self._thread
-        if self._depth or not is_own_thread or not (self._in_pass or self.stage == SEEK):
+        if self._depth or not is_own_thread or not (self._period.in_pass or self.stage == SEEK):
             return original(tensors, *args, **kwargs)
         self._depth += 1
-        self._guarded(self._enter)("backward")
+        self._guarded(self._period.enter)("backward")
         try:
             return original(tensors, *args, **kwargs)
         finally:
@@ -384,47 +359,38 @@ class Watcher:
             self._guarded(self._backward_ended)()
 
     def _backward_ended(self) -> None:
-        self._had_backward = True
-        self._enter(self._after_pass)
+        self._period.end_backward()
         if self._probe is not None:
             self._probe.stop()
         if self.stage == SEEK:
-            found = self._search.backward_ended(is_in_step=self._stepper is not None)
+            found = self._search.backward_ended(is_in_step=self._period.stepper is not None)
             if found is not None:
                 self._begin(found)
         else:
             self._await_root()
 
-    def _end_pass(self) -> None:
-        self._in_pass = self._had_backward = False
-
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self._stepper is not None and self._stepper is not optimizer:
+        period = self._period
+        if period.stepper is not None and period.stepper is not optimizer:
             return  # inside of another one's step
-        self._stepper = optimizer
+        period.stepper = optimizer
         if self.stage != SEEK:
-            self._end_pass()
-            self._enter("optimizer")
-            self._stepper_s = self._step.optimizer_s
+            period.begin_optimizer()
             self._await_root()  # a closure may call the models
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if optimizer is not self._stepper:
+        if optimizer is not self._period.stepper:
             return
-        self._stepper = None
+        self._period.stepper = None
         if self.stage != SEEK:
-            self._end_pass()
-            self._enter(OUTSIDE)
-            taken = self._step.by_optimizer
-            own_s = self._step.optimizer_s - self._stepper_s
-            taken[id(optimizer)] = taken.get(id(optimizer), 0.0) + own_s
+            self._period.end_optimizer(optimizer)
             if self._is_period_over(optimizer):
                 self._end_period(optimizer)
                 return
         if self.stage == SEEK:
             now = self.clock.now()
             self._search_step(optimizer)
-            self._last_end = None
+            self._period.last_end = None
             self._tell(StepMark(id(optimizer), now, self.clock.now()), is_watched=False)
 
     def _is_period_over(self, optimizer: Any) -> bool:
@@ -434,7 +400,7 @@ class Watcher:
         if not found.is_regular:
             return optimizer is found.optimizers[-1]
         if not found.optimizers or optimizer is not found.optimizers[self._turn]:
-            self._stop_recording()
+            self._period.stop_recording()
             self._undo_root_hook()
             if self._probe is not None:
                 self._probe.detach()
@@ -449,28 +415,21 @@ class Watcher:
         now = self.clock.now()
         if optimizer is None:
             self.epochs.count(now)
-        self._step.lap(self._phase, self.clock)
-        step, is_plain = self._step, self.stage == PLAIN
-        self._system.end(step, self.clock)
-        if self._last_end is not None and not self._spoilt:
-            step.interval_s = now - self._last_end
+        step, is_plain = self._period.end(now), self.stage == PLAIN
         if self._is_compiled and self.watched is not None:
             step.n_passes, step.is_whole = self.watched.n_calls or 1, True
-            step.began = self._last_end
+            step.began = self._period.last_end
             self._undo_all("_undo_calls")  # those of one period were counted
         if self.stage in (PLAIN, LAYERED):
             step.loaded = self.epochs.loaded
         if step.n_passes:
             step.speed_sample_s = None if is_traced() else self.speed_samples.take()
             self._keep(step, inside)
-        self._step, self._spoilt = WatchedStep(), False
         self._await_root()
         is_plain = is_plain and step.interval_s is not None and step.n_passes > 0
         mark = StepMark(id(optimizer), now, self.clock.now(), is_plain, step.began, step.own_s)
         self._tell(mark, is_watched=True)
-        self._system.begin(self.clock)
-        self._since = self._last_end = self.clock.now()
-        self._step.lap("", self.clock)
+        self._period.begin_next()
 
     def _tell(self, mark: StepMark, is_watched: bool) -> None:
         if self.recorder is not None:
@@ -501,10 +460,11 @@ class Watcher:
 
     def _warm(self, inside: nn.Module | None) -> None:
         """The last warm period is recorded."""
-        assert self.watched is not None
+        watched, period = self.watched, self._period
+        assert watched is not None
         if self._count == self.plan.warm - 1:
-            self._start_recording(inside)
-        elif self._count >= self.plan.warm and self._stop_recording():
+            period.recording = watched.start_recording(inside, self._compilations.watch_calls)
+        elif self._count >= self.plan.warm and period.stop_recording():
             self._overhead = measure_hook_overhead(self.clock, n_calls=300, n_backwards=3)
             self.stage, self._count = PLAIN, 0
 
@@ -522,6 +482,7 @@ class Watcher:
         self.watched.note_gradients()
         self.watched.load = system_load()
         self._stop_watching()
+        self._read_state()
         if not self.watched.optimizers:
             self.epochs.count_backwards()
         self._found = None
@@ -529,15 +490,7 @@ class Watcher:
         if self.on_watched is not None:
             self.on_watched(self)
 
-    # -- the recording -----------------------------------------------------------------------------
-
-    def _start_recording(self, inside: nn.Module | None) -> None:
-        assert self.watched is not None
-        self._recording = self.watched.start_recording(inside, self._compilations.watch_calls)
-
-    def _stop_recording(self) -> bool:
-        """End the recording, if one runs; False where that has to wait."""
-        if self._recording is None or self._recording.stop():
-            self._recording = None
-            return True
-        return False
+    def _read_state(self) -> None:
+        """Read the machine's state, of a processor that trains; no step and no pass contains it."""
+        if self.watched is not None and self.watched.device is None:
+            self.epochs.leave_out(self.state_readings.take(self.clock.now))

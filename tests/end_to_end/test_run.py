@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import preloaded
@@ -32,6 +33,17 @@ def machine(tmp_path: Path) -> Path:
     path = tmp_path / "machine.json"
     Machine(cpu=this_cpu(), complete=True).save(path)
     return path
+
+
+@pytest.fixture
+def referenced(machine: Path) -> Path:
+    """The same with a reference: the machine's state is read around the watched steps."""
+    from dlperf.core.machine import Machine
+    from dlperf.core.state import Reading
+
+    reference = Reading(1e-4, 1e-4, 1e-5, 1e-4, 1e-2, 1e-4)
+    replace(Machine.load(machine), reference=reference).save(machine)
+    return machine
 
 
 def environment() -> dict[str, str]:
@@ -169,12 +181,12 @@ def trained_alone() -> str:
     ],
 )
 def test_training_is_the_same_to_the_bit(
-    tmp_path: Path, machine: Path, arguments: tuple[str, ...]
+    tmp_path: Path, referenced: Path, arguments: tuple[str, ...]
 ) -> None:
     write(tmp_path / "train.py", TRAIN)
     alone, with_us = (
         plainly(tmp_path, "train.py", *arguments),
-        watched(tmp_path, machine, "train.py", *arguments),
+        watched(tmp_path, referenced, "train.py", *arguments),
     )
     assert alone.returncode == with_us.returncode == 0, with_us.stderr
     assert with_us.stdout == alone.stdout
@@ -185,6 +197,7 @@ def test_training_is_the_same_to_the_bit(
     assert data["passes_per_step"] == (2 if "--accumulate" in arguments else 1)
     layers = {row["layer"] for row in data["measurement"]["layers"]}  # type: ignore[index]
     assert layers == {"Net", "conv", "norm", "act", "drop", "out", "(loss)"}
+    assert len(data["measurement"]["states"]) == 2  # type: ignore[index]
     forecast = data["forecast"]
     # 120 samples in batches of 4 are 30 batches; accumulating two makes 15 steps
     assert forecast["steps"] == (15 if "--accumulate" in arguments else 30)  # type: ignore[index]

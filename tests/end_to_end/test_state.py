@@ -167,6 +167,15 @@ def test_a_damaged_or_missing_state_file(
         assert "dlperf machine state -o FILE" in done.line
 
 
+@pytest.mark.parametrize("word", ["noe", "Now", "refernce"])
+def test_an_unknown_state_names_the_known_words(
+    dlperf: Callable, referenced: Path, word: str
+) -> None:
+    done = dlperf("predict", "lenet", "--machine", referenced, "--state", word)
+    assert done.status == 2
+    assert f"--state {word}: is neither now nor reference, and there is no such file" in done.line
+
+
 def test_now_is_of_this_machine_only(dlperf: Callable, referenced: Path, tmp_path: Path) -> None:
     machine = Machine.load(referenced)
     other = tmp_path / "other.json"

@@ -450,6 +450,23 @@ def test_an_interrupted_run_keeps_its_forecast() -> None:
     assert any("not finished" in line for line in run.live.lines())
 
 
+def test_what_is_left_out_is_in_no_epoch_and_no_pause() -> None:
+    run = Run()
+    run.loader(Loader(3))
+    run.step(1.0, 3)
+    run.now += 2.0
+    run.loader(Loader(3))
+    run.step(1.0, 2)
+    run.now += 50.0
+    run.log.leave_out(50.0)
+    run.step(1.0)
+    first, second = run.log.epochs
+    assert (first.seconds, second.seconds) == (3.0, 3.0)
+    assert second.began - first.ended == 2.0
+    # from the end of the first step: 2 more, the pause, 3 steps
+    assert run.log.whole.seconds == 7.0
+
+
 def test_history_stays_small() -> None:
     run = Run()
     run.loader(Loader(10_000))
