@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dlperf.core import host
 from dlperf.core.errors import one_line
+from dlperf.core.garbage import uncollected
 from dlperf.runner.core_speed import is_traced
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class StateReadings:
         try:
             from dlperf.core import state_probe  # here: it imports numpy
 
-            self.taken.append(state_probe.take_reading(N_ROUNDS))
+            with uncollected():  # the script's garbage is not part of it
+                self.taken.append(state_probe.take_reading(N_ROUNDS))
         except Exception as error:
             self._is_wanted = False
             self.notes.append(f"a reading of the machine's state failed ({one_line(error)})")
