@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from typing import cast
 
@@ -82,6 +83,7 @@ def test_what_the_state_explains_is_no_movement() -> None:
     assert not page.moved
     assert "core 1.25 of the reference" in page.to_text()
     assert "no family moved" in page.to_text()
+    assert re.search(r"spread +threshold\n", page.to_text())
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,11 @@ def test_a_family_moves_beyond_the_state_and_its_spread(
     page = compare(file, timed, [ONE])
     assert [one.has_moved for one in page.movements] == [has_moved]
     assert page.movements[0].ratio == pytest.approx(sorted(factors)[2])
-    assert page.to_json()["families"][0]["has_moved"] is has_moved
+    (family,) = page.to_json()["families"]
+    assert family["has_moved"] is has_moved
+    threshold_frac = max(0.08, family["spread"])
+    assert family["threshold_frac"] == pytest.approx(threshold_frac)
+    assert f" {100 * threshold_frac:.1f} %" in page.to_text().splitlines()[-3]
 
 
 def test_without_a_reference_times_alone_count() -> None:
@@ -110,7 +116,7 @@ def test_without_a_reference_times_alone_count() -> None:
     page = compare(file, [(file.kernels[0], 2e-3, (ONE, ONE))], [ONE])
     assert page.movements[0].ratio == pytest.approx(2.0)
     assert page.state is None
-    assert "no reference state" in page.to_text()
+    assert "state now" not in page.to_text()
 
 
 def test_bounds() -> None:
