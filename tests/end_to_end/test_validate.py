@@ -61,6 +61,9 @@ def test_a_small_study_and_the_same_again(
     }
     line = "run 1 of 1, case 1 of 1: sample_targets.py:net@4 t1"
     assert line in done.err
+    lacks = f"{machine_file}: contains no reference state, so states have no effect"
+    assert done.err.count(lacks) == 1
+    assert "contains no reference state" in " ".join(done.out.split())  # a remark of the study
     assert "kept from before" not in done.err
     kept = {path: path.read_text() for path in cache.iterdir()}
     assert len(kept) == 1
