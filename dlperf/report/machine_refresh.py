@@ -12,7 +12,7 @@ from typing import Any
 
 from dlperf.core.clock import quantile
 from dlperf.core.machine import Kernel, Machine
-from dlperf.core.state import REFERENCE, Reading, State, mean_state, reading_of
+from dlperf.core.state import Reading, State, reading_of
 from dlperf.core.units import format_percent
 from dlperf.ops.reference_state import bound_of
 from dlperf.report.document import Column, format_error, format_table
@@ -116,16 +116,16 @@ def compare(
     readings: Sequence[Reading],
 ) -> Refresh:
     """Kernels of a machine file that were `timed` again: each with its least sample in seconds and
-    the readings around it. `readings` are all that were taken.
+    the least readings around it, of which the lesser slowdown counts, as for the file's samples.
+    `readings` are all that were taken.
     """
     reference = machine.reference
     ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
     for kernel, seconds, around in timed:
-        state = REFERENCE
-        if reference is not None:
-            state = mean_state([reading.over(reference) for reading in around])
-        expected_s = kernel.seconds * state.factor(bound_of(kernel, machine))
-        ratios[kernel.family, kernel.threads].append(seconds / expected_s)
+        bound = bound_of(kernel, machine)
+        states = [] if reference is None else [reading.over(reference) for reading in around]
+        slowdown = min((state.factor(bound) for state in states), default=1.0)
+        ratios[kernel.family, kernel.threads].append(seconds / (kernel.seconds * slowdown))
     movements = tuple(
         Movement(*key, len(own), median(own), 0.5 * (quantile(own, 0.9) - quantile(own, 0.1)))
         for key, own in sorted(ratios.items())
