@@ -19,7 +19,7 @@ from dlperf.core.child_process import Child
 from dlperf.core.clock import MAX_EXTENSION, Clock, CoreSpeed, Repeats, Sampler
 from dlperf.core.conversion import convert
 from dlperf.core.machine import Kernel, Machine
-from dlperf.core.state import Reading
+from dlperf.core.state import LEAST, Reading, reading_of
 from dlperf.core.state_probe import StateProbe
 from dlperf.microbench.job import Say, do_job
 
@@ -31,13 +31,16 @@ LONGEST_S = 0.02
 BUDGET_S = 7.0
 """How long the rounds may take; beside them are some 4 s for torch's import and readings."""
 _SETTLE_S = 0.2
+_PROBES = 16
+"""Rounds of the probe in a reading."""
 _REPEATS = Repeats(sample_s=1e-3, n_samples=1)
 
 
 @dataclass(frozen=True)
 class Retimed:
-    """A kernel of the machine file, timed again: its least sample in seconds, and the readings
-    before and after the round in which it was taken.
+    """A kernel of the machine file, timed again: its least sample in seconds, and the least
+    readings (their quantile :data:`dlperf.core.state.LEAST`) before and after the round in which it
+    was taken.
     """
 
     kernel: Kernel
@@ -74,9 +77,11 @@ def measure(
     variables = {**os.environ, **environment(threads)}
     with Child("dlperf.microbench.refresh", environment=variables) as process:
         found = process.answer(job)
-    readings = tuple(convert(row, Reading) for row in found["readings"])
+    readings, least = (
+        tuple(convert(row, Reading) for row in found[name]) for name in ("readings", "least")
+    )
     retimed = tuple(
-        Retimed(kernels[index], seconds, (readings[number], readings[number + 1]))
+        Retimed(kernels[index], seconds, (least[number], least[number + 1]))
         for index, seconds, number in found["rows"]
     )
     return retimed, readings
@@ -100,12 +105,13 @@ def run(job: dict[str, Any], say: Say) -> None:
 
 def time_anchors(kernels: Sequence[Kernel], probe: StateProbe, clock: Clock) -> dict[str, Any]:
     """A sample of each kernel in each round, as many as there is time for; ``readings`` before each
-    round and after the last. The ``rows`` hold a kernel's index, its least undisturbed sample in
-    seconds (its least one where all are disturbed), and the number of that sample's round.
+    round and after the last, and the ``least`` of each. The ``rows`` hold a kernel's index, its
+    least undisturbed sample in seconds (its least one where all are disturbed), and the number of
+    that sample's round.
     """
     from dlperf.microbench.operator_benchmark import Unplayable, build
 
-    readings = [probe.read()]
+    readings = [probe.rounds(_PROBES)]
     taken: dict[int, list[tuple[bool, float, int]]] = defaultdict(list)
     for number in range(ROUNDS):
         for index, kernel in enumerate(kernels):
@@ -120,11 +126,15 @@ def time_anchors(kernels: Sequence[Kernel], probe: StateProbe, clock: Clock) -> 
             sampler.take(MAX_EXTENSION)
             ((seconds, is_disturbed),) = sampler.pairs
             taken[index].append((is_disturbed, seconds, number))
-        readings.append(probe.read())
+        readings.append(probe.rounds(_PROBES))
         if clock.is_late:
             break
     rows = [[index, *min(samples)[1:]] for index, samples in sorted(taken.items())]
-    return {"readings": [vars(reading) for reading in readings], "rows": rows}
+    return {
+        "readings": [vars(reading_of(probes)) for probes in readings],
+        "least": [vars(reading_of(probes, LEAST)) for probes in readings],
+        "rows": rows,
+    }
 
 
 if __name__ == "__main__":

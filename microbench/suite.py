@@ -62,7 +62,7 @@ def calibrate(
     force: bool = False,
     progress: bool | None = None,
     choose: Choose | None = None,
-    refused: Callable[[Machine], bool] = lambda _: False,
+    refused: Callable[[Machine], str] = lambda _: "",
 ) -> Machine:
     """Measure this machine into `path`: create the file, resume an interrupted one, or extend a
     finished one.
@@ -72,7 +72,7 @@ def calibrate(
     when all of them work at once, the operations of `traces` included. What is finished stays in
     the file whatever happens. `progress` shows a bar on stderr (default: if that is a terminal,
     plain lines elsewhere). `choose` returns further points to take, beyond those of the plan. A
-    file of this machine that is `refused` is measured anew.
+    file of this machine is measured anew where `refused` returns a reason.
 
     Raises DlperfError for an unknown mode, threads below 1 or above four a core, a file of another
     machine or torch, or not of dlperf (without `force`); WorkFailed when a worker dies or the disk
@@ -81,8 +81,8 @@ def calibrate(
     path = Path(path)
     _check(mode, threads, workers, force)
     machine = _start(path, mode, force)
-    if refused(machine):
-        log(f"{path} failed its self-test; measuring anew")
+    if reason := refused(machine):
+        log(f"{path} {reason}; measuring anew")
         machine = _fresh(mode)
     n_before = _n_busy(machine)
     if max(threads) > machine.cpu.n_cores:

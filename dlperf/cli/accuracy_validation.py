@@ -161,10 +161,12 @@ def provenance_of(
 ) -> Provenance:
     """Provenance of a study, with the doubts about its machine file, which go to stderr, too."""
     from dlperf.core import host
+    from dlperf.core.machine_doubts import find_state_problem
     from dlperf.report import machine_check
     from dlperf.studies.results import Provenance
 
     doubts = [*machine_check.find_problems(machine, host.this_cpu(), host.versions())]
+    doubts += filter(None, [find_state_problem(machine)])
     for doubt in doubts:
         warn(f"{machine.path}: {doubt}")
     return Provenance(
@@ -198,8 +200,20 @@ def _run(
     from dlperf.studies.accuracy.study import run_study, variants
 
     def measure(case: Case, trace: Trace, run: int) -> Measurement:
-        take = partial(measure_apart, args, case.target, case.batch_size, case.threads)
-        return archive.measurement(case, trace, run, args.seconds, take)
+        line = (
+            f"run {run} of {_n_runs(args, case.threads)},"
+            f" case {cases.index(case) + 1} of {len(cases)}: {case.label}"
+        )
+
+        def take() -> Measurement:
+            log(line)
+            return measure_apart(args, case.target, case.batch_size, case.threads)
+
+        n_taken = archive.n_taken
+        found = archive.measurement(case, trace, run, args.seconds, take)
+        if archive.n_taken == n_taken:
+            log(f"{line}: kept from before")
+        return found
 
     def ask(case: Case, trace: Trace) -> Sequence[BaselineEstimate]:
         peaks = peak_flops_per_s(machine, case.threads)

@@ -27,6 +27,7 @@ from dlperf.cli.options import (
     option,
     output,
 )
+from dlperf.cli.states import warn_of_states
 from dlperf.core.argument_types import counts
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.files import check_writable
@@ -81,7 +82,6 @@ def run_calibration(
     from dataclasses import replace
 
     from dlperf.core.files import one_writer
-    from dlperf.core.verification import has_failed
     from dlperf.microbench.suite import calibrate, what_is_kept
     from dlperf.predictors.kernel_cost_model import fit_kernel_models, least_certain
     from dlperf.studies import self_test
@@ -99,9 +99,7 @@ def run_calibration(
                 workers=tuple(workers),
                 force=force,
                 choose=least_certain,
-                refused=lambda file: any(
-                    has_failed(file.self_tests_of(count)) for count in file.threads
-                ),
+                refused=_why_refused,
             )
         except Interrupted:
             raise
@@ -125,6 +123,22 @@ def run_calibration(
             warn(f"the self-test was not finished ({error}); dlperf machine check repeats it")
         machine.save(path)
     return replace(machine, path=str(path))
+
+
+def _why_refused(machine: Machine) -> str:
+    """Why a calibration does not extend a file, but measures anew; empty where it does. A file
+    whose calibration goes on has its reference at the end.
+    """
+    from dlperf.core.machine_doubts import has_fitting_reference
+    from dlperf.core.readings import first_referred
+    from dlperf.core.verification import has_failed
+
+    if any(has_failed(machine.self_tests_of(count)) for count in machine.threads):
+        return "failed its self-test"
+    is_finished = machine.kernels and first_referred(machine) is None
+    if is_finished and not has_fitting_reference(machine):
+        return "contains no reference state that fits its readings"
+    return ""
 
 
 def refresh(path: Path, threads: Sequence[int] | None) -> Answer:
@@ -163,6 +177,7 @@ def refresh(path: Path, threads: Sequence[int] | None) -> Answer:
     page = compare(
         machine, [(one.kernel, one.seconds, one.readings) for one in retimed], tuple(readings)
     )
+    warn_of_states(machine)
     for movement in page.moved:
         warn(movement.sentence())
     return Answer(fit(page.to_text()), page.to_json())

@@ -11,8 +11,9 @@ from dlperf.cli.devices import IMPORT, NEW
 from dlperf.cli.inputs import Answer, load_machine, naming_unfit_kernels
 from dlperf.cli.options import Command, common, option
 from dlperf.cli.states import STATE_COMMAND
-from dlperf.core.errors import WorkFailed
-from dlperf.core.files import schema_of
+from dlperf.core.errors import DlperfError
+from dlperf.core.files import check_writable, schema_of
+from dlperf.core.streams import warn
 from dlperf.core.text import fit
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def show(args: Namespace) -> Answer:
 def check(args: Namespace) -> Answer:
     """Whether a machine file can be trusted on this machine."""
     from dlperf.core import host
-    from dlperf.core.machine_doubts import find_mismatches
+    from dlperf.core.machine_doubts import find_mismatches, find_state_problem
     from dlperf.core.readings import with_readings
     from dlperf.core.state_probe import take_reading
     from dlperf.report import machine_check
@@ -56,8 +57,11 @@ def check(args: Namespace) -> Answer:
         reading = take_reading()
         state = None if machine.reference is None else reading.over(machine.reference)
         machine = _repeat_self_test(with_readings(machine, [reading]))
+        _keep(machine)
     problems = machine_check.find_problems(machine, cpu, versions)
     remarks = machine_check.find_remarks(machine)
+    if state_problem := find_state_problem(machine):
+        remarks.append(f"it {state_problem}")
     lines = [*problems, *machine_check.self_test_lines(machine)]
     lines += [] if state is None else [f"state now: {state.describe()}"]
     lines += [f"note: {remark}" for remark in remarks]
@@ -89,15 +93,24 @@ def diff(args: Namespace) -> Answer:
 
 
 def _repeat_self_test(machine: Machine) -> Machine:
-    """The machine with a self-test of this moment; its file keeps it where it can be written."""
+    """The machine with a self-test of this moment."""
     from dlperf.studies import self_test
 
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(self_test.start(n)) for n in machine.threads]
-        machine = self_test.run(machine, processes, self_test.seeds_of_check())
-    with contextlib.suppress(WorkFailed):
+        return self_test.run(machine, processes, self_test.seeds_of_check())
+
+
+def _keep(machine: Machine) -> None:
+    """Write the file of a machine; one that cannot be written is warned of."""
+    try:
+        check_writable(machine.path)
         machine.save(machine.path)
-    return machine
+    except DlperfError:
+        warn(
+            f"{machine.path}: cannot be written, so it keeps neither this check's reading nor its"
+            " self-test; make the file and its folder writable, or copy it"
+        )
 
 
 def _action(

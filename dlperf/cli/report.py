@@ -36,6 +36,7 @@ from dlperf.cli.options import (
     option,
     output,
 )
+from dlperf.cli.states import warn_of_states
 from dlperf.core.argument_types import names, seconds
 from dlperf.core.errors import DlperfError, refuse
 from dlperf.core.files import schema_of
@@ -85,6 +86,9 @@ def report(args: Namespace) -> Answer:
             raise
         log(f"interrupted; what was finished ({len(reports)} of the targets) is reported")
         status = 130
+    asked = (one.predictions[0].machine for one in reports if one.measurement.states)
+    for machine in {one.path: one for one in asked if not one.states}.values():
+        warn_of_states(machine)
     write_timeline(args, ((one.predictions, one.measurement) for one in reports))
     write_folder(args, lambda to, force: write(reports, to, args.format or FORMATS, force))
     shown = (args.format or ("text",)) if args.output is None else ("text",)

@@ -42,9 +42,17 @@ def state_of(names: Sequence[str], machine: Machine) -> State | None:
     from dlperf.core.state import mean_state
 
     states = [_state(name, machine) for name in names]
-    if machine.reference is None and any(name != REFERENCE for name in names):
-        warn(f"{_lacks_reference(machine)}, so predictions are as at the reference")
+    if not machine.states and any(name != REFERENCE for name in names):
+        warn_of_states(machine)
     return mean_state([state for state in states if state is not None]) if names else None
+
+
+def warn_of_states(machine: Machine) -> None:
+    """Warn of a machine file that lacks what states need. Predictions tell of contradictions."""
+    from dlperf.core.machine_doubts import find_state_problem
+
+    if problem := find_state_problem(machine):
+        warn(f"{_name(machine)}: {problem}")
 
 
 def _state(name: str, machine: Machine) -> State:
@@ -99,10 +107,6 @@ def _named(identity: tuple[str, str, int]) -> str:
     return f"{model}, {family}, {n_cores} core{'s' * (n_cores != 1)}"
 
 
-def _lacks_reference(machine: Machine) -> str:
-    return f"{_name(machine)}: contains no reference state (dlperf calibrate makes one)"
-
-
 # -- dlperf machine state --------------------------------------------------------------------------
 
 
@@ -113,16 +117,16 @@ def probe(args: Namespace) -> Answer:
 
     machine = load_machine(args)
     _check_this_machine(machine, "name this machine's file with --machine")
-    found = probed_state(take_reading(), machine.reference)
+    found = probed_state(take_reading())
     if args.output is not None:
         found.save(args.output)
-    if found.state is None:
-        lines = [found.reading.describe(), _lacks_reference(machine)]
-    else:
-        n_readings, usual = len(machine.readings), machine.usual_state.describe()
-        lines = [found.state.describe()]
-        lines += [f"median of {n_readings} readings: {usual}"] if n_readings else []
-    return Answer(fit("\n".join(lines)), found.to_json())
+    warn_of_states(machine)
+    state = None if machine.reference is None else found.reading.over(machine.reference)
+    lines = [found.reading.describe() if state is None else state.describe()]
+    if machine.states:
+        n, usual = len(machine.states), machine.usual_state.describe()
+        lines.append(f"median of {n} reading{'s' * (n != 1)}: {usual}")
+    return Answer(fit("\n".join(lines)), {**found.to_json(), "state": state and vars(state)})
 
 
 def check(args: Namespace) -> Problems:

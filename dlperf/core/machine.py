@@ -7,7 +7,6 @@ is used: a better predictor needs no new measurement.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -19,9 +18,9 @@ from typing import Any
 from msgspec import structs
 
 from dlperf.core import files
-from dlperf.core.clock import Samples, samples_from_record, samples_to_json
+from dlperf.core.clock import samples_from_record, samples_to_json
 from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
-from dlperf.core.conversion import convert, refuse
+from dlperf.core.conversion import convert
 from dlperf.core.costs import ARITHMETIC, KINDS, PAGE_COSTS, STEP_COSTS, Cost, CostKey
 from dlperf.core.data_sheet import DataSheet
 from dlperf.core.display import Displayed
@@ -33,6 +32,8 @@ from dlperf.core.machine_entries import (
     Footprint,
     Kernel,
     bandwidth_to_json,
+    cost_from_record,
+    cost_to_json,
     state_to_json,
 )
 from dlperf.core.operators import (
@@ -42,7 +43,7 @@ from dlperf.core.operators import (
     op_to_json,
     tensors_from_records,
 )
-from dlperf.core.records.machine import CostRecord, KernelModelFit, KernelRecord, MachineRecord
+from dlperf.core.records.machine import KernelModelFit, KernelRecord, MachineRecord
 from dlperf.core.state import REFERENCE, Reading, State, mean_state, median_state
 from dlperf.core.verification import Coverage, Disturbance, SelfTest, interval_factor
 
@@ -401,7 +402,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             "complete": self.complete,
             "notes": list(self.notes),
             "bandwidths": [bandwidth_to_json(bandwidth) for bandwidth in self.bandwidths],
-            "costs": [_cost_to_json(cost) for cost in self.costs],
+            "costs": [cost_to_json(cost) for cost in self.costs],
             "kernel_models": [
                 {
                     **vars(c),
@@ -459,7 +460,9 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                 )
                 for b in record.bandwidths
             ),
-            costs=tuple(_cost(f"costs[{number}]", row) for number, row in enumerate(record.costs)),
+            costs=tuple(
+                cost_from_record(row, f"costs[{number}]") for number, row in enumerate(record.costs)
+            ),
             kernel_models=record.kernel_models,
             footprints=tuple(Footprint(row.name, round(row.bytes)) for row in record.footprints),
             mode=record.mode,
@@ -489,34 +492,3 @@ def lacks(machine: Machine, what: str, way_out: str = "; run dlperf calibrate") 
 def _nearest(counts: Iterable[int], threads: int) -> int:
     """The thread count nearest to `threads` by ratio, the lower one of two."""
     return min(counts, key=lambda count: (abs(math.log(count / threads)), count))
-
-
-def _cost_to_json(cost: Cost) -> dict[str, Any]:
-    kind = KINDS[cost.key.kind]
-    return {
-        **{name: value for name, value in cost.key._asdict().items() if value},
-        "threads": cost.threads,
-        "unit": kind.unit,
-        "statistic": kind.statistic,
-        "samples": [float(f"{value:.6g}") for value in cost.samples.values],
-        "disturbed": cost.samples.n_disturbed,
-        **state_to_json(cost),
-    }
-
-
-def _cost(entry: str, row: CostRecord) -> Cost:
-    kind = KINDS.get(row.kind)
-    if kind is None:
-        near = difflib.get_close_matches(row.kind, KINDS, 3, cutoff=0.3) or list(KINDS)[:3]
-        refuse(f"{entry}.kind", row.kind, f"a kind of cost, such as {', '.join(near)}")
-    for name, value, expected, former in (
-        ("unit", row.unit, kind.unit, kind.unit),
-        ("statistic", row.statistic, kind.statistic, kind.former),
-    ):
-        if value not in (expected, former):
-            refuse(f"{entry}.{name}", value, f"{expected!r} for {row.kind}")
-    if bool(row.at) != bool(kind.at):
-        refuse(f"{entry}.at", row.at, f"a positive number of {kind.at}" if kind.at else "nothing")
-    samples = Samples(tuple(row.samples), row.disturbed)
-    key = CostKey(row.kind, row.of, row.at, row.variant)
-    return Cost(key, row.threads, samples, row.readings, row.slowdown)

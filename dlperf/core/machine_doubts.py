@@ -1,5 +1,5 @@
 """Doubts about a machine file, one line each: of another machine or torch than this, unfinished,
-measured on a busy machine, or with a self-test that failed.
+measured on a busy machine, with a self-test that failed, or without states that can be used.
 """
 
 from __future__ import annotations
@@ -13,6 +13,42 @@ BUSY_SHARE = 0.5
 """Share of the groups of a thread count that were measured on a busy machine, above which all its
 times are too long. Leave-one-out errors do not show it.
 """
+LEAST_USUAL, MOST_USUAL = 0.7, 5.0
+"""Factors of a usual state (:attr:`dlperf.core.machine.Machine.usual_state`) that a machine can
+have. The reference is the least of a calibration's readings. Medians of a calibration on a shared
+Intel Xeon were up to 1.15; between two of its hours the core's clock stepped to 0.83.
+"""
+
+
+def has_fitting_reference(machine: Machine) -> bool:
+    """Whether there is a reference state, and the median of the readings is one that a machine with
+    this reference can have.
+    """
+    usual = vars(machine.usual_state).values()
+    return machine.reference is not None and all(
+        LEAST_USUAL <= factor <= MOST_USUAL for factor in usual
+    )
+
+
+def find_state_problem(machine: Machine) -> str:
+    """What a machine file lacks for states of the machine, with the remedy, as words after its
+    name; empty for a device of a data sheet, which has no states.
+    """
+    if machine.data_sheet is not None or not machine.kernels:
+        return ""
+    if machine.reference is None:
+        return "contains no reference state, so states have no effect; dlperf calibrate makes one"
+    if not machine.readings:
+        return (
+            "contains no readings of its state, so the reference counts as its usual one; dlperf"
+            " calibrate --refresh adds some"
+        )
+    if has_fitting_reference(machine):
+        return ""
+    return (
+        "contains readings that contradict its reference state (median:"
+        f" {machine.usual_state.describe()}); dlperf calibrate measures anew"
+    )
 
 
 def find_self_test_problem(machine: Machine, threads: int) -> str:
@@ -115,7 +151,8 @@ def is_cross_machine(machine: Machine) -> bool:
 
 def doubts_of(machine: Machine, trace: Trace, threads: int) -> list[str]:
     """Doubts about a prediction by a machine file: mismatches with this machine or this trace, an
-    unfinished or a busy calibration, a failed self-test. None about a machine without a file.
+    unfinished or a busy calibration, a failed self-test, readings that contradict the reference.
+    None about a machine without a file.
     """
     if not machine.path or machine.data_sheet is not None:
         return []
@@ -128,5 +165,8 @@ def doubts_of(machine: Machine, trace: Trace, threads: int) -> list[str]:
         else "",
         find_self_test_problem(machine, threads),
         f"{machine.path}: {busy_line(machine, nearest)}" if was_busy(machine, nearest) else "",
+        f"{machine.path}: {find_state_problem(machine)}"
+        if machine.states and not has_fitting_reference(machine)
+        else "",
     ]
     return [doubt for doubt in doubts if doubt]

@@ -4,12 +4,15 @@ memory that torch takes.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
 from dlperf.core.clock import Samples, samples_to_json
-from dlperf.core.costs import Cost
+from dlperf.core.conversion import refuse
+from dlperf.core.costs import KINDS, Cost, CostKey
 from dlperf.core.operators import Op
+from dlperf.core.records.machine import CostRecord
 
 
 @dataclass(frozen=True)
@@ -118,3 +121,38 @@ def state_to_json(entry: Kernel | Bandwidth | Cost) -> dict[str, Any]:
     """The readings at an entry's samples, and its slowdown over the reference, where it has any."""
     readings = {"readings": list(entry.readings)} if entry.readings else {}
     return readings | ({"slowdown": entry.slowdown} if entry.slowdown != 1.0 else {})
+
+
+def cost_to_json(cost: Cost) -> dict[str, Any]:
+    """A cost as JSON data."""
+    kind = KINDS[cost.key.kind]
+    return {
+        **{name: value for name, value in cost.key._asdict().items() if value},
+        "threads": cost.threads,
+        "unit": kind.unit,
+        "statistic": kind.statistic,
+        "samples": [float(f"{value:.6g}") for value in cost.samples.values],
+        "disturbed": cost.samples.n_disturbed,
+        **state_to_json(cost),
+    }
+
+
+def cost_from_record(row: CostRecord, entry: str) -> Cost:
+    """The cost that :func:`cost_to_json` wrote as `entry` of a file. Raises DlperfError for an
+    unknown kind, or what does not fit it.
+    """
+    kind = KINDS.get(row.kind)
+    if kind is None:
+        near = difflib.get_close_matches(row.kind, KINDS, 3, cutoff=0.3) or list(KINDS)[:3]
+        refuse(f"{entry}.kind", row.kind, f"a kind of cost, such as {', '.join(near)}")
+    for name, value, expected, former in (
+        ("unit", row.unit, kind.unit, kind.unit),
+        ("statistic", row.statistic, kind.statistic, kind.former),
+    ):
+        if value not in (expected, former):
+            refuse(f"{entry}.{name}", value, f"{expected!r} for {row.kind}")
+    if bool(row.at) != bool(kind.at):
+        refuse(f"{entry}.at", row.at, f"a positive number of {kind.at}" if kind.at else "nothing")
+    samples = Samples(tuple(row.samples), row.disturbed)
+    key = CostKey(row.kind, row.of, row.at, row.variant)
+    return Cost(key, row.threads, samples, row.readings, row.slowdown)

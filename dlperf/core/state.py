@@ -15,7 +15,7 @@ from dlperf.core.clock import quantile
 from dlperf.core.conversion import PositiveSeconds, Text
 from dlperf.core.units import format_seconds
 
-SCHEMA, SCHEMA_VERSION = "dlperf.state", 1
+SCHEMA, SCHEMA_VERSION = "dlperf.state", 2
 
 
 @dataclass(frozen=True)

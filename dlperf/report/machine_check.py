@@ -249,6 +249,11 @@ def _only_in_one(first: Machine, second: Machine) -> Iterable[str]:
             yield f"{name} {a}, {b}"
     if first.mode != second.mode:
         yield f"calibrations of other depth: {first.mode}, {second.mode}"
+    references = [
+        "none" if one.reference is None else one.reference.describe() for one in (first, second)
+    ]
+    if references[0] != references[1]:
+        yield f"reference states: {'; '.join(references)}"
     if first.threads != second.threads:
         yield (
             f"thread counts {', '.join(map(str, first.threads)) or 'none'};"

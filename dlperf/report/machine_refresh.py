@@ -12,7 +12,7 @@ from typing import Any
 
 from dlperf.core.clock import quantile
 from dlperf.core.machine import Kernel, Machine
-from dlperf.core.state import REFERENCE, Reading, State, mean_state, reading_of
+from dlperf.core.state import Reading, State, reading_of
 from dlperf.core.units import format_percent
 from dlperf.ops.reference_state import bound_of
 from dlperf.report.document import Column, format_error, format_table
@@ -36,21 +36,27 @@ class Movement:
     spread: float
 
     @property
+    def threshold_frac(self) -> float:
+        """The change beyond which it has moved: MOVED_FRAC, or its spread where that is more."""
+        return max(MOVED_FRAC, self.spread)
+
+    @property
     def has_moved(self) -> bool:
-        """Whether it changed by more than MOVED_FRAC, and by more than its spread."""
-        return abs(self.ratio - 1) > max(MOVED_FRAC, self.spread)
+        """Whether it changed by more than its threshold."""
+        return abs(self.ratio - 1) > self.threshold_frac
 
     def sentence(self) -> str:
         """The change in words.
 
         >>> Movement("gemm", 1, 6, 1.25, 0.04).sentence()
-        'gemm with 1 thread: +25 % beyond what the state explains (6 kernels); dlperf calibrate
-        --force measures anew'
+        'gemm with 1 thread: +25 % beyond what the state explains (6 kernels, threshold 8.0 %);
+        dlperf calibrate -o NEW.json measures anew'
         """
         return (
             f"{self.family} with {self.threads} thread{'s' * (self.threads != 1)}:"
             f" {format_error(self.ratio - 1)} beyond what the state explains"
-            f" ({self.n_kernels} kernels); dlperf calibrate --force measures anew"
+            f" ({self.n_kernels} kernels, threshold {format_percent(self.threshold_frac)}); dlperf"
+            " calibrate -o NEW.json measures anew"
         )
 
 
@@ -78,20 +84,16 @@ class Refresh:
             Column("kernels", tuple(str(one.n_kernels) for one in found)),
             Column("change", tuple(format_error(one.ratio - 1) for one in found)),
             Column("spread", tuple(format_percent(one.spread) for one in found)),
+            Column("threshold", tuple(format_percent(one.threshold_frac) for one in found)),
             Column("", tuple("moved" if one.has_moved else "" for one in found), align_left=True),
         ]
-        name = self.machine.path or "the machine file"
-        state = (
-            f"{name}: contains no reference state (dlperf calibrate makes one)"
-            if self.state is None
-            else f"state now: {self.state.describe()}"
-        )
+        head = [] if self.state is None else [f"state now: {self.state.describe()}", ""]
         verdict = (
             f"{len(self.moved)} of {len(found)} families moved by more than the state explains"
             if self.moved
             else "no family moved by more than the state explains"
         )
-        return "\n".join([state, "", format_table(columns, None), "", verdict])
+        return "\n".join([*head, format_table(columns, None), "", verdict])
 
     def to_json(self) -> dict[str, Any]:
         """The movements as JSON data."""
@@ -101,7 +103,10 @@ class Refresh:
             "machine": self.machine.path,
             "versions": dict(self.machine.versions),
             "state": None if self.state is None else asdict(self.state),
-            "families": [{**asdict(one), "has_moved": one.has_moved} for one in self.movements],
+            "families": [
+                {**asdict(one), "threshold_frac": one.threshold_frac, "has_moved": one.has_moved}
+                for one in self.movements
+            ],
         }
 
 
@@ -111,16 +116,16 @@ def compare(
     readings: Sequence[Reading],
 ) -> Refresh:
     """Kernels of a machine file that were `timed` again: each with its least sample in seconds and
-    the readings around it. `readings` are all that were taken.
+    the least readings around it, of which the lesser slowdown counts, as for the file's samples.
+    `readings` are all that were taken.
     """
     reference = machine.reference
     ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
     for kernel, seconds, around in timed:
-        state = REFERENCE
-        if reference is not None:
-            state = mean_state([reading.over(reference) for reading in around])
-        expected_s = kernel.seconds * state.factor(bound_of(kernel, machine))
-        ratios[kernel.family, kernel.threads].append(seconds / expected_s)
+        bound = bound_of(kernel, machine)
+        states = [] if reference is None else [reading.over(reference) for reading in around]
+        slowdown = min((state.factor(bound) for state in states), default=1.0)
+        ratios[kernel.family, kernel.threads].append(seconds / (kernel.seconds * slowdown))
     movements = tuple(
         Movement(*key, len(own), median(own), 0.5 * (quantile(own, 0.9) - quantile(own, 0.1)))
         for key, own in sorted(ratios.items())

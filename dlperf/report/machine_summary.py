@@ -20,7 +20,7 @@ from dlperf.core.costs import (
     CostKey,
 )
 from dlperf.core.machine import Machine
-from dlperf.core.machine_doubts import busy_line, find_self_test_problem
+from dlperf.core.machine_doubts import busy_line, find_self_test_problem, find_state_problem
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.forecast.worker_processes import hardware_threads
 from dlperf.ops import counts
@@ -142,6 +142,7 @@ class Summary:
             "  " + ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
             *(f"  {coverage_line(machine, count)}" for count in threads if count in covered),
             *(f"  {line}" for line in self_test_lines(machine)),
+            *(f"  {line}" for line in _state_lines(machine)),
         ]
         titles = [f"{t} thread{'s' * (t != 1)}" for t in threads]
         for attribute, (title, _, _, form) in _TABLES.items():
@@ -186,6 +187,9 @@ class Summary:
             "threads": list(machine.threads),
             "notes": list(machine.notes),
             "disturbances": [vars(one) for one in machine.disturbances],
+            "reference": None if machine.reference is None else vars(machine.reference),
+            "n_readings": len(machine.readings),
+            "usual_state": vars(machine.usual_state) if machine.states else None,
             "coverage": [vars(one) for one in machine.coverage],
             "self_tests": [
                 {**vars(test), "error_frac": test.error_frac} for test in machine.self_tests
@@ -220,6 +224,30 @@ class Summary:
                 for f in self.families
             ],
         }
+
+
+def _state_lines(machine: Machine) -> list[str]:
+    """The file's readings and their median state, and what it lacks for states.
+
+    >>> from dlperf.core.machine import Cpu
+    >>> from dlperf.core.state import Reading
+    >>> one, two = (Reading(*(n,) * 6, f"2026-01-01T00:0{n}:00+00:00") for n in (1, 2))
+    >>> _state_lines(Machine(Cpu("", 1), reference=one, readings=(one, one, two)))
+    ['3 readings from 2026-01-01 00:01 to 2026-01-01 00:02; median state: as the reference']
+    """
+    found, readings = [], machine.readings
+    if machine.states:
+        times = [
+            one.created[:16].replace("T", " ") or "an unknown time"
+            for one in (readings[0], readings[-1])
+        ]
+        found.append(
+            f"{len(readings)} reading{'s' * (len(readings) != 1)} from {times[0]} to {times[1]};"
+            f" median state: {machine.usual_state.describe()}"
+        )
+    if problem := find_state_problem(machine):
+        found.append(f"it {problem}")
+    return found
 
 
 def _notes(machine: Machine) -> list[str]:

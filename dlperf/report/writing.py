@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dlperf.core.errors import DlperfError
@@ -96,9 +96,13 @@ def is_ours(path: Path) -> bool:
 
 
 def write_files(
-    folder: str | Path, files: Mapping[str, str | bytes], force: bool = False
+    folder: str | Path,
+    files: Mapping[str, str | bytes],
+    force: bool = False,
+    earlier: Iterable[str] = (),
 ) -> list[Path]:
-    """Write files by name into a folder, made if missing; the paths, in that order.
+    """Write files by name into a folder, made if missing; the paths, in that order. Other files of
+    dlperf whose names match patterns of `earlier` are removed: an earlier answer left them.
 
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`),
     WorkFailed if the disk refuses.
@@ -110,4 +114,7 @@ def write_files(
             write_text(folder / name, content)
         else:
             write_bytes(folder / name, content)
+    for path in {path for pattern in earlier for path in folder.glob(pattern)}:
+        if path.name not in files and path.is_file() and is_ours(path):
+            path.unlink()
     return [folder / name for name in files]

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.core import state_probe
+from dlperf.core import files, state_probe
+from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Machine
 from dlperf.core.state import Reading
 from dlperf.studies import self_test
@@ -388,6 +389,21 @@ def test_machine_check(
     done = dlperf("machine", "check", machine_file)
     assert done.status == 1
     assert "did not finish" in done.out
+    change(machine_file, complete=True, reference=None)
+    done = dlperf("machine", "check", machine_file)
+    assert done.status == 0
+    assert "note: it contains no reference state, so states have no effect" in done.out
+    before = machine_file.read_bytes()
+
+    def refuse(path: object, *_: object) -> None:
+        raise WorkFailed(f"{path}: Read-only file system; nothing was written")
+
+    monkeypatch.setattr(files, "write_bytes", refuse)
+    done = dlperf("machine", "check", machine_file)
+    assert done.status == 0
+    (line,) = warnings_of(done)
+    assert f"{machine_file}: cannot be written, so it keeps neither this check's reading" in line
+    assert machine_file.read_bytes() == before
 
 
 def test_machine_diff(dlperf: Callable, machine_file: Path, tmp_path: Path) -> None:

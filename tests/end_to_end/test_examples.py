@@ -302,8 +302,9 @@ def test_modules() -> None:
         assert (root / name).is_dir() or (root / f"{name}.py").exists(), name
 
 
-def test_generated_parts(tmp_path: Path) -> None:
+def test_generated_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts of the pages that are made from parsers, records and reports have content."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
     spec = spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None

@@ -18,6 +18,9 @@ from dlperf.core.state_file import ProbedState
 from dlperf.microbench import refresh
 
 ONE = Reading(1e-4, 1e-4, 1e-5, 1e-4, 1e-2, 1e-4)
+NO_REFERENCE = (
+    "warning: {}: contains no reference state, so states have no effect; dlperf calibrate makes one"
+)
 SLOW = replace(ONE, core_s=1.25e-4, dram_s=1.5e-2)  # core 1.25, DRAM 1.5
 
 
@@ -46,11 +49,13 @@ def test_the_state_is_shown_and_saved(dlperf: Callable, referenced: Path, tmp_pa
     found = ProbedState.load(file)
     assert found.reading == SLOW
     assert found.identity == Machine.load(referenced).cpu.identity
-    assert found.state is not None
-    assert found.state.dram == pytest.approx(1.5)
     data = json.loads(file.read_text())
     assert data["schema"] == "dlperf.state"
     assert data["versions"]["dlperf"]
+    assert "state" not in data  # the machine file that it is used with may be a newer one
+    answer = json.loads(dlperf("machine", "state", "--machine", referenced, "--json", "-").out)
+    assert answer["state"]["dram"] == pytest.approx(1.5)
+    assert {**answer, "state": 0} == {**data, "state": 0}
 
 
 @pytest.mark.parametrize(
@@ -74,8 +79,10 @@ def test_without_a_reference_there_are_seconds(
     done = dlperf("machine", "state", "--machine", machine_file, "-o", file)
     assert done.status == 0
     assert "core 125 us" in done.out
-    assert "no reference state (dlperf calibrate makes one)" in " ".join(done.out.split())
-    assert ProbedState.load(file).state is None
+    assert NO_REFERENCE.format(machine_file) in done.err
+    assert ProbedState.load(file).reading == SLOW
+    answer = json.loads(dlperf("machine", "state", "--machine", machine_file, "--json", "-").out)
+    assert answer["state"] is None
 
 
 def test_the_file_of_another_machine_is_refused(
@@ -124,7 +131,7 @@ def test_the_text_names_the_state(dlperf: Callable, referenced: Path) -> None:
 def test_without_a_reference_states_are_warned_of(dlperf: Callable, machine_file: Path) -> None:
     on = ("predict", "lenet", "--machine", machine_file, "--threads", "1", "--json", "-")
     done = dlperf(*on, "--state", "now")
-    assert done.err.count("contains no reference state") == 1
+    assert done.err.count(NO_REFERENCE.format(machine_file)) == 1
     assert set(_predicted(done)["state"].values()) == {1.0}
     assert "reference state" not in dlperf(*on, "--state", "reference").err
 
@@ -134,10 +141,10 @@ def test_without_a_reference_states_are_warned_of(dlperf: Callable, machine_file
     [
         (("reading", "dram_s"), float("nan"), "reading.dram_s is nan"),
         (("reading", "core_s"), -1, "reading.core_s is -1"),
-        (("state", "core"), float("nan"), "state.core is nan"),
         (("machine", "model"), "Other", "is of another machine (Other"),
         (("schema",), "dlperf.trace", "is no dlperf.state file"),
         (("schema_version",), 9, "schema_version is 9"),
+        (("schema_version",), 1, "schema_version is 1, this dlperf writes 2; make the file again"),
     ],
 )
 def test_unfit_state_files_are_refused(
@@ -217,7 +224,9 @@ def test_a_report_without_a_reference_is_blind_alone(
 ) -> None:
     file = tmp_path / "measured.json"
     dlperf("measure", "lenet", "--threads", "1", "--seconds", "0.2", "-o", file)
-    done = dlperf("report", file, "--machine", machine_file, "--predictor", "roofline")
+    on = ("--machine", machine_file, "--predictor", "roofline")
+    done = dlperf("report", file, file, *on)
+    assert done.err.count(NO_REFERENCE.format(machine_file)) == 1
     assert "state during" not in done.out
     assert "blind" not in done.out
 
@@ -239,10 +248,47 @@ def test_refresh_adds_readings_and_nothing_else(
     done = dlperf("calibrate", "--refresh", "--machine", referenced)
     assert done.status == 0
     assert "gemm with 1 thread: +50 % beyond what the state explains" in done.err
+    assert "reference state" not in done.err
     assert "moved" in done.out
     after = json.loads(referenced.read_text())
     assert len(after.pop("readings")) == len(before.pop("readings")) + 3
     assert after == before
+
+
+def test_refresh_without_a_reference_says_so(
+    dlperf: Callable, machine_file: Path, retimed: None
+) -> None:
+    done = dlperf("calibrate", "--refresh", "--machine", machine_file)
+    assert done.status == 0
+    assert done.err.count(NO_REFERENCE.format(machine_file)) == 1
+
+
+def test_a_usual_state_without_readings_is_warned_of(dlperf: Callable, referenced: Path) -> None:
+    replace(Machine.load(referenced), readings=()).save(referenced)
+    line = f"{referenced}: contains no readings of its state, so the reference counts as its usual"
+    on = ("--machine", referenced)
+    for words in (("machine", "state"), ("predict", "lenet", "--threads", "1", "--state", "now")):
+        done = dlperf(*words, *on)
+        assert done.status == 0
+        assert done.err.count(line) == 1
+
+
+def test_readings_that_contradict_the_reference_are_doubted(
+    dlperf: Callable, referenced: Path
+) -> None:
+    """The reference is a tenth of what it was: every state is 10 or more."""
+    tenth = Reading(*(0.1 * seconds for seconds in ONE.seconds))
+    replace(Machine.load(referenced), reference=tenth).save(referenced)
+    line = (
+        f"{referenced}: contains readings that contradict its reference state (median: core 11.00"
+    )
+    on = ("--machine", referenced)
+    lenet = ("predict", "lenet", "--threads", "1")
+    for words in (lenet, (*lenet, "--state", "now"), ("machine", "state")):
+        done = dlperf(*words, *on)
+        assert done.status == 0
+        assert done.err.count(line) == 1
+        assert "; dlperf calibrate measures anew" in done.err
 
 
 @pytest.mark.parametrize(

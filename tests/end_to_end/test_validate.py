@@ -59,12 +59,19 @@ def test_a_small_study_and_the_same_again(
         "layers.csv",
         "cases.png",
     }
+    line = "run 1 of 1, case 1 of 1: sample_targets.py:net@4 t1"
+    assert line in done.err
+    lacks = f"{machine_file}: contains no reference state, so states have no effect"
+    assert done.err.count(lacks) == 1
+    assert "contains no reference state" in " ".join(done.out.split())  # a remark of the study
+    assert "kept from before" not in done.err
     kept = {path: path.read_text() for path in cache.iterdir()}
     assert len(kept) == 1
     again = dlperf(*command)
     assert again.status == 0, again.err
     assert {path: path.read_text() for path in cache.iterdir()} == kept
     assert "1 of 1 measurements were kept" in again.out
+    assert f"{line}: kept from before" in again.err
     assert [
         row["actual_s"] for row in json.loads((tmp_path / "study.json").read_text())["cases"]
     ] == [row["actual_s"] for row in data["cases"]]

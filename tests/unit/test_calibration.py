@@ -15,6 +15,7 @@ from calibrated_cases import T, cost, mm, relu, step_keys, trace
 from calibrated_cases import machine as made_up
 
 from dlperf import predict
+from dlperf.cli import calibration
 from dlperf.cli.main import main
 from dlperf.core import host
 from dlperf.core.clock import Samples
@@ -364,9 +365,30 @@ def test_a_file_that_is_refused_is_measured_anew(
     path = tmp_path / "m.json"
     suite.calibrate(path, mode="quick")
     worker.seconds = 5e-6
-    machine = suite.calibrate(path, mode="quick", refused=lambda file: bool(file.kernels))
+    machine = suite.calibrate(
+        path, mode="quick", refused=lambda file: "is old" if file.kernels else ""
+    )
     assert {kernel.samples.values for kernel in machine.kernels} == {(5e-6,)}
-    assert "failed its self-test; measuring anew" in capsys.readouterr().err
+    assert f"{path} is old; measuring anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"reference": None}, "contains no reference state that fits its readings"),
+        ({"readings": (Reading(*(10.0,) * 6),)}, "contains no reference state that fits"),
+        ({"self_tests": (SelfTest("MLP", 1, 7, 9e-3, 8e-3, 1e-2, 1e-3),)}, "failed its self-test"),
+    ],
+)
+def test_a_file_that_cannot_be_mended_is_refused(changes: dict[str, Any], reason: str) -> None:
+    one = Reading(*(1.0,) * 6)
+    machine = replace(made_up(), reference=one, readings=(one,), self_tests=())
+    assert calibration._why_refused(replace(machine, **changes)).startswith(reason)
+    assert bool(calibration._why_refused(replace(machine, **changes))) is bool(reason)
+    first, *others = machine.kernels
+    going_on = replace(machine, reference=None, kernels=(replace(first, readings=(0,)), *others))
+    assert calibration._why_refused(going_on) == ""  # its reference comes at the end
 
 
 def test_what_is_measured_voids_the_self_test_of_its_thread_count(

@@ -8,7 +8,13 @@ from calibrated_cases import cost, step_keys
 from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.machine import Bandwidth, Cpu, Kernel, KernelModelFit, Machine
-from dlperf.core.machine_doubts import find_mismatches, find_missing_dtypes
+from dlperf.core.machine_doubts import (
+    doubts_of,
+    find_mismatches,
+    find_missing_dtypes,
+    find_state_problem,
+)
+from dlperf.core.state import Reading
 from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 from dlperf.report.machine_check import (
@@ -93,6 +99,35 @@ def test_summary_text_names_what_it_holds() -> None:
     ):
         assert part in text
     assert "note: the machine was busy" in text
+
+
+def test_summary_tells_of_readings() -> None:
+    times = ("2026-01-02T03:04:05+00:00", "2026-01-02T03:04:06+00:00", "2026-01-02T03:09:59+00:00")
+    machine = with_readings(1.0, 1.1, 1.3)
+    readings = tuple(replace(one, created=time) for one, time in zip(machine.readings, times))
+    summary = summarize(replace(machine, readings=readings))
+    line = (
+        "3 readings from 2026-01-02 03:04 to 2026-01-02 03:09; median state: core 1.10, interpreter"
+    )
+    assert line in summary.to_text()
+    data = summary.to_json()
+    assert (data["n_readings"], data["reference"]["dram_s"]) == (3, 1.0)
+    assert data["usual_state"]["core"] == pytest.approx(1.1)
+    bare = summarize(machine_of())
+    assert "it contains no reference state, so states have no effect" in bare.to_text()
+    data = bare.to_json()
+    assert (data["n_readings"], data["reference"], data["usual_state"]) == (0, None, None)
+
+
+def test_differing_references_stand_side_by_side() -> None:
+    first, second = with_readings(1.0), with_readings(1.2)
+    assert compare_machines(first, second).notes == ()
+    second = replace(second, reference=Reading(2.0, *(1.0,) * 5))
+    (note,) = compare_machines(first, second).notes
+    rest = "interpreter 1.00 s, own caches 1.00 s, shared cache 1.00 s, DRAM 1.00 s, page faults 1.00 s"
+    assert note == f"reference states: core 1.00 s, {rest}; core 2.00 s, {rest}"
+    (note,) = compare_machines(first, machine_of()).notes
+    assert note.endswith("; none")
 
 
 def test_summary_of_an_empty_file() -> None:
@@ -217,6 +252,40 @@ def test_busy_groups_are_a_remark() -> None:
         "note: the machine was busy while 3 groups were measured with 1 thread(s): group 0, group"
         " 1, group 2" in summarize(with_busy(3)).to_text()
     )
+
+
+def with_readings(*factors: float) -> Machine:
+    """A file with a reference of 1 s in each probe, and readings of so many seconds."""
+    readings = tuple(Reading(*(factor,) * 6) for factor in factors)
+    return machine_of(reference=Reading(*(1.0,) * 6), readings=readings)
+
+
+@pytest.mark.parametrize(
+    ("factors", "fits"),
+    [
+        ((0.72,), True),  # the clock is higher than in the calibration
+        ((0.68,), False),
+        ((1.0, 0.1, 1.0), True),  # the median counts
+        ((4.9,), True),
+        ((5.1,), False),
+        ((10.0, 10.0, 1.0), False),
+    ],
+)
+def test_readings_that_no_machine_of_this_reference_has(
+    factors: tuple[float, ...], fits: bool
+) -> None:
+    machine = with_readings(*factors)
+    problem = find_state_problem(machine)
+    assert ("contradict its reference state" not in problem) is fits
+    assert bool(problem) is not fits
+    trace = Trace("t", 1, (), (product(4),))
+    assert (f"one.json: {problem}" in doubts_of(machine, trace, 1)) is not fits
+
+
+def test_states_need_a_reference_and_readings() -> None:
+    assert "no reference state" in find_state_problem(machine_of())
+    assert "no readings of its state" in find_state_problem(with_readings())
+    assert find_state_problem(machine_of(kernels=())) == ""
 
 
 def test_missing_dtypes_are_named_once() -> None:

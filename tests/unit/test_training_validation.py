@@ -80,6 +80,11 @@ def test_page_and_folder(tmp_path: Path) -> None:
         "| small | 7.4 | 8.8 |" in page
     )  # Delta: (0.5 / 10.5 + 0.5 / 5) / 2; MAPE: (5 + 12.5) / 2
     assert "![workers-small.png](workers-small.png)" in page
+    alone = TrainingStudy(PROVENANCE, ROWS[-1:])
+    training_page.write_study(alone, tmp_path / "more")
+    training_page.write_study(study, tmp_path / "more")
+    training_page.write_study(alone, tmp_path / "more")
+    assert not (tmp_path / "more" / "workers-small.png").exists()
     assert written[1].read_text().splitlines()[1] == 'workers,"small, p = 1",1,s,10.5,10.0'
     assert convert(json.loads(json.dumps(asdict(ROWS[1]))), TrainingForecast) == ROWS[1]
 

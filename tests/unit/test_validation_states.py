@@ -203,6 +203,16 @@ def test_pages_and_files_have_both_errors(tmp_path: Path) -> None:
     assert "## What is left of the error" in page
 
 
+def test_an_earlier_study_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
+    at_state = study_of(read_machine(1.0), measured(1.6, 1.5, 1.5))
+    written = {path.name for path in write_study(at_state, tmp_path)}
+    (tmp_path / "ops.csv").write_text("operator,of somebody else\n")
+    blind = study_of(read_machine(1.0), measured(1.6))
+    later = {path.name for path in write_study(blind, tmp_path, force=True)}
+    assert written - later == {"residuals.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == later | {"ops.csv"}
+
+
 def test_a_page_has_the_largest_residuals_alone() -> None:
     study = whole_study()
     row = {"operator": "aten.mm", "phase": "forward", "n_layers": 1, "predicted_s": 2 * US}
@@ -220,9 +230,10 @@ def test_a_page_has_the_largest_residuals_alone() -> None:
 
 @pytest.fixture
 def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """``docs/generate.py`` with reports of a made-up study."""
-    path = Path(__file__).parents[2] / "docs" / "generate.py"
-    spec = spec_from_file_location("generate", path)
+    """``docs/generate_results.py`` with reports of a made-up study."""
+    path = Path(__file__).parents[2] / "docs" / "generate_results.py"
+    monkeypatch.syspath_prepend(path.parent)
+    spec = spec_from_file_location("generate_results", path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

@@ -120,7 +120,7 @@ def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
 
 def write_study(study: Study, folder: str | Path, force: bool = False) -> list[Path]:
     """Write accuracy.md, cases.csv, layers.csv, residuals.csv, ops.csv (those with content) and the
-    plots into `folder`, made if missing.
+    plots into `folder`, made if missing. Those of an earlier study that this one lacks are removed.
 
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`);
     WorkFailed if the disk refuses.
@@ -135,7 +135,8 @@ def write_study(study: Study, folder: str | Path, force: bool = False) -> list[P
     names = [name for name, rows in content.items() if len(rows)]
     texts = {f"{name}.csv": _csv(study, name) for name in names}
     page = study_to_markdown(study, list(pngs))
-    return write_files(folder, {"accuracy.md": page, **texts, **pngs}, force)
+    earlier = [*(f"{name}.csv" for name in content), *(f"{name}.png" for name in CAPTIONS)]
+    return write_files(folder, {"accuracy.md": page, **texts, **pngs}, force, earlier)
 
 
 def _by_predictor(study: Study) -> dict[str, list[CaseScore]]:

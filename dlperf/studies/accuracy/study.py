@@ -268,12 +268,8 @@ def run_study(
     taken: dict[Case, list[Measurement]] = {case: [] for case in cases}
     failed: dict[Case, str] = {}
     for number in range(1, 1 + max((n_runs(case.threads) for case in cases), default=0)):
-        for index, case in enumerate(cases, start=1):
+        for case in cases:
             if number <= n_runs(case.threads) and case not in failed:
-                log(
-                    f"run {number} of {n_runs(case.threads)}, case {index} of {len(cases)}:"
-                    f" {case.label}"
-                )
                 try:
                     taken[case].append(measure(case, traces[case], number))
                 except DlperfError as error:

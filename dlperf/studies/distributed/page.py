@@ -387,7 +387,8 @@ PLOTS: dict[str, tuple[Callable[[DistributedStudy], Figure | None], str]] = {
 
 
 def write_study(study: DistributedStudy, folder: str | Path, force: bool = False) -> list[Path]:
-    """Write distributed.md, .csv, .json and the plots into `folder`, made if missing.
+    """Write distributed.md, .csv, .json and the plots into `folder`, made if missing. Those of an
+    earlier study that this one lacks are removed.
 
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`);
     WorkFailed if the disk refuses.
@@ -408,4 +409,5 @@ def write_study(study: DistributedStudy, folder: str | Path, force: bool = False
                 **{name: name for name in ("threshold", "right", "met", "inside")},
             },
         )
-    return write_files(folder, {**files, **pngs}, force)
+    earlier = ["distributed.csv", *(f"{name}.png" for name in PLOTS)]
+    return write_files(folder, {**files, **pngs}, force, earlier)

@@ -180,6 +180,7 @@ def scaling_figure(study: TrainingStudy, network: str) -> Figure | None:
 
 def write_study(study: TrainingStudy, folder: str | Path, force: bool = False) -> list[Path]:
     """Write training.md, training.csv and a plot for each network into `folder`, made if missing.
+    Plots of an earlier study that this one lacks are removed.
 
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`);
     WorkFailed if the disk refuses.
@@ -191,4 +192,4 @@ def write_study(study: TrainingStudy, folder: str | Path, force: bool = False) -
         "training.md": study_to_markdown(study, pngs),
         "training.csv": runs_to_csv(study.rows),
     }
-    return write_files(folder, {**texts, **pngs}, force)
+    return write_files(folder, {**texts, **pngs}, force, ["workers-*.png"])
