@@ -68,8 +68,8 @@ def _state(name: str, machine: Machine) -> State:
         reading = take_reading() if machine.reference is not None else None
     elif not os.path.exists(name):
         raise DlperfError(
-            f"--state {name}: is neither now nor reference, and there is no such file; dlperf machine"
-            " state -o FILE makes one"
+            f"--state {name}: is neither now nor reference, and there is no such file; dlperf"
+            " machine state -o FILE makes one"
         )
     else:
         probed = ProbedState.load(name)
