@@ -1,4 +1,4 @@
-"""The live ETA of a run: one line on stderr while it goes on, and its errors at the end.
+"""The live ETA of a run: one line on stderr while it goes on.
 
 It is made after the watched steps and renewed by the first step that ends a second after the last
 renewal. Between, the training pays for a counter and a comparison. A failure of the forecast is
@@ -17,18 +17,10 @@ from typing import Any
 
 from dlperf.core.clock import Clock
 from dlperf.core.errors import one_line
-from dlperf.core.units import format_seconds
 from dlperf.runner.core_speed import CoreState
 from dlperf.runner.counters import Counter
 from dlperf.runner.epoch_log import EpochLog, EpochTimes
-from dlperf.runner.eta import (
-    Eta,
-    EtaResult,
-    Progress,
-    describe,
-    estimate_eta,
-    format_interval,
-)
+from dlperf.runner.eta import Eta, EtaResult, Progress, describe, estimate_eta
 from dlperf.runner.evaluation import UNKNOWN_EVALUATION, Evaluation, evaluation_of
 from dlperf.runner.loops import (
     RunningLoop,
@@ -58,7 +50,9 @@ class LiveEta:
     """The ETA of one run, from an :class:`EpochLog`.
 
     `n_epochs`, `n_steps`: the user's numbers of epochs or steps of the run; None: those of the
-    program's Trainer or loops. `line` shows the ETA (None: nothing is shown).
+    program's Trainer or loops; then `is_users_number` is False. `line` shows the ETA (None: nothing
+    is shown). `first`, `half`, `with_pause` are the ETAs after the watched steps, half way through
+    their epoch, and once a pause between epochs was seen; None before.
     """
 
     def __init__(
@@ -79,8 +73,8 @@ class LiveEta:
         self.is_epoch = True
         self.core_state = CoreState()
         self._log, self._clock, self._line = log, clock, line
-        self._n_epochs, self._epochs_before, self._n_steps = n_epochs, 0, n_steps
-        self._is_users_number = n_epochs is not None
+        self.n_epochs, self._epochs_before, self._n_steps = n_epochs, 0, n_steps
+        self.is_users_number = n_epochs is not None
         self._begun: dict[int, BegunPass] = {}
         self._evaluation: Evaluation | None = None
         self._seen_s = 0.0
@@ -180,7 +174,7 @@ class LiveEta:
             self._take_trainers(trainer)
             self._evaluation = trainer.evaluation
         elif self.is_epoch and (
-            self._is_users_number or not begun.is_drawn_from(frame, before, seen, self._passes)
+            self.is_users_number or not begun.is_drawn_from(frame, before, seen, self._passes)
         ):
             self._count_epochs(begun.loops, ends)
         else:
@@ -244,35 +238,35 @@ class LiveEta:
             if index >= n_finished:
                 found, before = length, index - n_finished
         self._heed_epochs(found, before, "script's loop")
-        n_epochs = self._n_epochs
-        if found is not None and not self._is_users_number:
+        n_epochs = self.n_epochs
+        if found is not None and not self.is_users_number:
             self._note_early(loops, "epochs")
         run_ends = [end for end in ends if not end[1].restarts]
-        if self._is_users_number or not run_ends:
+        if self.is_users_number or not run_ends:
             return
         left, counter = min(run_ends, key=lambda end: end[0])
         steps = self._steps(epochs)
         n_further = math.inf if n_epochs is None else n_epochs - before - n_finished - 1
         if steps and not counter.counts_rounds:
             most = max(0, math.ceil((left + done) / steps - 1))
-            self._n_epochs = round(before + n_finished + 1 + min(n_further, most))
+            self.n_epochs = round(before + n_finished + 1 + min(n_further, most))
         elif not steps or left < (n_further + 1) * steps - done - 0.5:
             self.is_epoch, self._steps_of_run = False, self._log.n_steps + left
 
     def _heed_epochs(self, found: int | None, before: int, what: str) -> None:
         """Take the number of epochs that was found, where the user gave none."""
-        if not self._is_users_number:
-            self._n_epochs, self._epochs_before = found, before
-        elif found is not None and self._n_epochs not in (found, found - before):
+        if not self.is_users_number:
+            self.n_epochs, self._epochs_before = found, before
+        elif found is not None and self.n_epochs not in (found, found - before):
             self._say(
-                f"--epochs {self._n_epochs} was given, and the {what} has {found} epochs; the"
-                f" forecast is for {self._n_epochs}"
+                f"--epochs {self.n_epochs} was given, and the {what} has {found} epochs; the"
+                f" forecast is for {self.n_epochs}"
             )
 
     def _take_trainers(self, trainer: TrainerLength) -> None:
         """The length by the Trainer's own numbers."""
         n_begun = len(self._epochs())
-        if trainer.steps_left is not None and not self._is_users_number:
+        if trainer.steps_left is not None and not self.is_users_number:
             self.is_epoch = False
             self._steps_of_run = self._log.n_steps + max(0.0, trainer.steps_left)
         elif self.is_epoch:
@@ -300,7 +294,7 @@ class LiveEta:
             # of a run that goes on with an earlier one
             self._rounds_before = before if first is not None and before > first.n_steps else 0
             n_batches = innermost_length(sys._getframe())
-            is_known = n_batches and (loops or self._n_epochs)
+            is_known = n_batches and (loops or self.n_epochs)
             self._round_length = RoundLength(n_batches / passes if n_batches and is_known else None)
             self._count_rounds(self._round_length, loops)
         self._note_early(loops, "rounds")
@@ -315,8 +309,8 @@ class LiveEta:
     def _take_users_steps(self, n_steps: int) -> None:
         """The user's number of steps; a note where the script's source tells another one."""
         found, steps = self._steps_of_run, self._steps(self._epochs())
-        if self.is_epoch and steps is not None and self._n_epochs is not None:
-            found = steps * (self._n_epochs - self._epochs_before)
+        if self.is_epoch and steps is not None and self.n_epochs is not None:
+            found = steps * (self.n_epochs - self._epochs_before)
         if found is not None and abs(found - n_steps) > 1:
             self._say(
                 f"--steps {n_steps} was given, and the script's loops have {math.ceil(found)}"
@@ -333,7 +327,7 @@ class LiveEta:
 
     def _count_rounds(self, round_length: RoundLength, loops: Sequence[RunningLoop]) -> None:
         """The run's steps, by the length of a round of the loops around them."""
-        index, length = None, self._n_epochs or 1
+        index, length = None, self.n_epochs or 1
         if loops:
             index, length = (value - self._rounds_before for value in place_in(loops))
         steps = round_length.steps(index, self._log.n_steps)
@@ -366,7 +360,7 @@ class LiveEta:
             running_s=at - current.began,
             n_running=current.n_steps,
             steps=self._steps(epochs),
-            n_epochs=self._n_epochs if self.is_epoch else None,
+            n_epochs=self.n_epochs if self.is_epoch else None,
             epochs_s=tuple(epoch.seconds for epoch in epochs[:-1]),
             pauses_s=tuple(after.began - before.ended for before, after in pairs),
             starts_s=tuple(e.first - e.began for e in epochs[1:] if e.first is not None),
@@ -448,7 +442,7 @@ class LiveEta:
     def _is_whole(self) -> bool:
         """Whether all epochs were made."""
         n = len(self._epochs())
-        return self._n_epochs == n + self._epochs_before and self._is_finished(n - 1)
+        return self.n_epochs == n + self._epochs_before and self._is_finished(n - 1)
 
     @property
     def training(self) -> EtaResult:
@@ -465,55 +459,6 @@ class LiveEta:
         is_measured = self._is_whole and self.ended is not None
         measured_s = (self.ended or 0.0) - self._epochs()[0].began if is_measured else None
         return EtaResult(None if self.with_pause is None else self.with_pause.run_s, measured_s)
-
-    def to_json(self) -> dict[str, Any]:
-        """The forecast and the measured times; empty where there was no forecast."""
-        if self.first is None:
-            return {}
-        first, half = self.first, self.half
-        return {
-            "after_steps": first.after_steps,
-            "epoch_s": first.epoch_s,
-            "low_s": first.low_s,
-            "high_s": first.high_s,
-            "step_s": first.step_s,
-            "by_loader": first.by_loader,
-            "core_slowdown": self.core_state.slowdown,
-            "usual_core_slowdown": self.core_state.usual,
-            "epoch_measured_s": self.epoch.measured_s,
-            "error_frac": self.epoch.error_frac,
-            "n_epochs": self._n_epochs,
-            "n_epochs_from_user": self._is_users_number,
-            "half": None if half is None else half.to_json() | self.epoch_at_half.to_json(),
-            "training": self.training.to_json(),
-            "run": self.run.to_json(),
-            "history": [[eta.after_steps, eta.epoch_s, eta.left_s] for eta in self.history],
-        }
-
-    def lines(self) -> list[str]:
-        """The forecasts beside the measured times, in sentences."""
-        if self.first is None:
-            return []
-        first, training = self.first, self.training
-        found = [f"live forecast after {first.after_steps} steps: "]
-        if first.epoch_s is None and first.steps is None:
-            found[0] += describe(first, self.is_epoch)
-        else:
-            interval = format_interval(first.epoch_s, first.low_s, first.high_s)
-            found[0] += f"{'epoch' if self.is_epoch else 'run'} {interval}; {self.epoch}"
-        if self.half is not None:
-            found.append(f"half way: {format_seconds(self.half.epoch_s)}; {self.epoch_at_half}")
-        if training.predicted_s is not None:
-            found.append(
-                f"all {first.n_epochs} epochs, without what lies between them:"
-                f" {format_seconds(training.predicted_s)}; {training}"
-            )
-        if self.run.predicted_s is not None:
-            found.append(
-                "whole run, once the pause after an epoch was seen:"
-                f" {format_seconds(self.run.predicted_s)}; {self.run}"
-            )
-        return found
 
 
 def _thinned(values: list[Any], merge: Callable[[Any, Any], Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dlperf.core import host, units
 from dlperf.core.text import fit, text_width
 from dlperf.runner.compilation import COMPILED, NOT_COMPILED
+from dlperf.runner.eta_report import eta_lines, eta_to_json
 from dlperf.runner.findings import Findings
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def run_lines(findings: Findings) -> list[str]:
         f"forecast after the watched steps, {what}: {predicted}{seconds(forecast.from_steps_s)}"
         f" from the measured steps; measured: {_listed(forecast.measured_s)}"
     )
-    return [first, second, *([] if findings.live is None else findings.live.lines())]
+    return [first, second, *([] if findings.live is None else eta_lines(findings.live))]
 
 
 def _listed(values: Sequence[float]) -> str:
@@ -131,7 +132,7 @@ def _listed(values: Sequence[float]) -> str:
 def to_json(findings: Findings) -> dict[str, Any]:
     """The findings as JSON data (schema ``dlperf.run``)."""
     forecast, ranks, step = findings.forecast, findings.ranks, findings.parallel_step
-    live = {} if findings.live is None else findings.live.to_json()
+    live = {} if findings.live is None else eta_to_json(findings.live)
     return {
         "schema": "dlperf.run",
         "schema_version": 2,
