@@ -69,11 +69,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_working_sets_lie_in_the_caches_that_they_stand_for() -> None:
-    assert working_sets_bytes(CPU) == (512 * KIB, 4 * MIB, 128 * MIB)
+    assert working_sets_bytes(CPU) == (768 * KIB, 4 * MIB, 128 * MIB)
     # Half of a small shared cache; a shared cache of hundreds of MiB; unknown caches.
     assert working_sets_bytes(Cpu("x", 2, (32 * KIB, MIB, 6 * MIB)))[1] == 3 * MIB
     assert working_sets_bytes(Cpu("x", 2, (32 * KIB, 2 * MIB, 480 * MIB)))[1] == 8 * MIB
-    assert working_sets_bytes(Cpu("x", 2, (0, 0, 0))) == (512 * KIB, 4 * MIB, 128 * MIB)
+    assert working_sets_bytes(Cpu("x", 2, (0, 0, 0))) == (768 * KIB, 4 * MIB, 128 * MIB)
 
 
 @pytest.mark.usefixtures("small")
