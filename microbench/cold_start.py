@@ -190,13 +190,14 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     to no data runs so much code (:mod:`dlperf.core.code_footprint`), which evicts instructions and
     branch predictions; of an operator, the code since its own last ran.
 
-    ``first`` is the first operator afterwards, which finds everything cold, ``next`` the second,
-    which finds only its own code cold, ``aten.NAME`` the same of an operator with more code than an
-    elementwise one. ``operand``: each of a few operands that lie apart. ``module``: a module's call
-    and its Python code without the operator, after one of another type. ``instruction``: each place
-    in Python code that runs after an operator. ``backward`` comes right after its forward and finds
-    the interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a
-    whole backward, ``zero_grad`` after a whole step.
+    ``first`` is the first operator afterwards, which finds everything cold, ``next`` one after
+    others, which finds only its own code cold, ``aten.NAME`` the same of an operator with more code
+    than an elementwise one, ``convolution_kernel`` that of a convolution after another shape's.
+    ``operand``: each of a few operands that lie apart. ``module``: a module's call and its Python
+    code without the operator, after one of another type. ``instruction``: each place in Python code
+    that runs after an operator. ``backward`` comes right after its forward and finds the
+    interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a whole
+    backward, ``zero_grad`` after a whole step.
     """
     bench = _Bench(mode == "quick", clock)
     # Of fresh pages, which come second, what comes once a step is measured alone.

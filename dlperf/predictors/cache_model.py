@@ -135,7 +135,8 @@ class CacheModel:
 
     def cold_start_s(self, code: str, since: ReuseDistance) -> float:
         """Cold-start penalty in seconds of some code: an operator (``first`` of a step, ``next``,
-        ``aten.NAME``), a ``module``, ``optimizer``, ``backward`` or ``zero_grad``.
+        ``aten.NAME``, ``convolution_kernel``), a ``module``, ``optimizer``, ``backward`` or
+        ``zero_grad``.
 
         The larger of the penalties by what passed and by page-allocation eviction. Data and code
         share a core's own caches: bytes count as code.

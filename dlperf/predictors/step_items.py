@@ -232,9 +232,10 @@ class StepItems:
         """Overhead of op `index` in a step, beyond its kernel in the micro-benchmark.
 
         Cold-start penalties of the shared code (interpreter, dispatcher, allocator) by the op
-        before, of the operator's own code since it last ran, and autograd. That of an optimizer's
-        op is part of its loop. A kernel that is repeated in a micro-benchmark finds the code as
-        cold as its own operands leave it: only what is colder in the step counts.
+        before, or by the whole step before its first op and after the last of the backward; of the
+        operator's own code since it last ran; and autograd. That of an optimizer's op is part of
+        its loop. A kernel that is repeated in a micro-benchmark finds the code as cold as its own
+        operands leave it: only what is colder in the step counts.
         """
         if op.phase == "optimizer" and self.optimizer is not None:
             return 0.0
