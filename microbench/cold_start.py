@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undisturbed
+from dlperf.core.code_footprint import CONVOLUTION_KERNEL, codes_of
 from dlperf.core.costs import CACHE_MISS, COLD_START, PAGE_EVICTION, Cost, CostKey
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import operator_benchmark
@@ -31,11 +32,11 @@ from dlperf.microbench.cold_work import (
 )
 from dlperf.microbench.python_code import PythonForward
 
-COLD_BYTES, FAR_BYTES = (2**20, 2**22, 2**24), (2**25, 2**26)
+COLD_BYTES, FAR_BYTES = (2**22, 2**24, 2**26, 2**27), (2**20, 2**25)
 """How much memory passes by between two measured calls, so that the code and data of the call have
-left the nearer caches; beyond :data:`COLD_BYTES` data alone. What a virtual machine keeps of a
-shared cache ends within few of these, and penalties double there; but code of a step stays there
-longer than a product of as many bytes leaves it: others of its operators use most of it.
+left the nearer caches; of :data:`FAR_BYTES` data alone. What a virtual machine keeps of a shared
+cache ends within few of these, and penalties double there. Less than 4 MiB drive out as much code
+as other operators do, which is measured by itself.
 """
 _N_OPERANDS, _SMALL, _APART = 16, 256, 4096
 """Pairs of operands, and their elements; each begins so many elements after the one before, on a
@@ -46,6 +47,7 @@ _TINY, _FAR = (8, 16), 2**16
 """Rows and columns of operands that cost next to nothing; elements of one whose cache misses are
 measured.
 """
+_CONVOLUTION = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 _NODES = 5
 """Operators that the measured backward runs: their own cold calls are distinguished from its."""
 T = TensorSpec.contiguous
@@ -57,7 +59,6 @@ def tiny_operators() -> tuple[Op, ...]:
     image, channel, row, rows = T(2, 16, 4, 4), T(16), T(n_rows, 1), T(*_TINY)
     weight, window, column = T(16, 16, 3, 3), ((2, 2), (2, 2), (0, 0)), T(n_columns)
     pooled = (2, 16, 2, 2)
-    convolution = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
     numbers, chosen, drawn = (
         Symbol("dtype", "float32"),
         T(n_rows, dtype="int64"),
@@ -68,11 +69,7 @@ def tiny_operators() -> tuple[Op, ...]:
         Op(
             "aten.addmm.default", (column, rows, TensorSpec((n_columns, n_columns), (1, n_columns)))
         ),
-        Op("aten.convolution.default", (image, weight, None, *convolution)),
-        Op(
-            "aten.convolution_backward.default",
-            (image, image, weight, (16,), *convolution, (True, True, True)),
-        ),
+        Op("aten.convolution.default", (image, weight, None, *_CONVOLUTION)),
         Op(
             "aten.native_batch_norm.default",
             (image, channel, channel, channel, channel, True, 0.1, 1e-5),
@@ -156,6 +153,22 @@ def elementwise_operators() -> tuple[Op, ...]:
     )
 
 
+def _others(op: Op) -> list[Call]:
+    """Two operators that leave the code warm that all operators share, and not this one's own."""
+    n_columns = _TINY[1]
+    rows, column = T(*_TINY), T(n_columns)
+    square = TensorSpec((n_columns, n_columns), (1, n_columns))
+    return [
+        _recorded(other)
+        for other in (
+            Op("aten.native_layer_norm.default", (rows, (n_columns,), column, column, 1e-5)),
+            Op("aten.addmm.default", (column, rows, square)),
+            Op("aten.cat.default", ((rows, rows),)),
+        )
+        if not set(codes_of(other.packet)) & set(codes_of(op.packet))
+    ][:2]
+
+
 def _recorded(op: Op) -> Call:
     """A call as a step makes it: a forward's is recorded by autograd, a backward's and one in place
     are not.
@@ -177,20 +190,21 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     to no data runs so much code (:mod:`dlperf.core.code_footprint`), which evicts instructions and
     branch predictions; of an operator, the code since its own last ran.
 
-    ``first`` is the first operator afterwards, which finds everything cold, ``next`` the second,
-    which finds only its own code cold, ``aten.NAME`` the same of an operator with more code than an
-    elementwise one. ``operand``: each of a few operands that lie apart. ``module``: a module's call
-    and its Python code without the operator, after one of another type. ``instruction``: each place
-    in Python code that runs after an operator. ``backward`` comes right after its forward and finds
-    the interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a
-    whole backward, ``zero_grad`` after a whole step.
+    ``first`` is the first operator afterwards, which finds everything cold, ``next`` one after
+    others, which finds only its own code cold, ``aten.NAME`` the same of an operator with more code
+    than an elementwise one, ``convolution_kernel`` that of a convolution after another shape's.
+    ``operand``: each of a few operands that lie apart. ``module``: a module's call and its Python
+    code without the operator, after one of another type. ``instruction``: each place in Python code
+    that runs after an operator. ``backward`` comes right after its forward and finds the
+    interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a whole
+    backward, ``zero_grad`` after a whole step.
     """
     bench = _Bench(mode == "quick", clock)
     # Of fresh pages, which come second, what comes once a step is measured alone.
     ways: tuple[Callable[[Work], None], ...] = (bench.take_all, bench.take_once_a_step)
-    makes = [(partial(passing_bytes, amount), ways) for amount in COLD_BYTES]
-    far = FAR_BYTES[: -1 if bench.quick else None]
-    makes += [(partial(passing_bytes, amount), (bench.take_operands,)) for amount in far]
+    amounts = COLD_BYTES[: -1 if bench.quick else None]
+    makes = [(partial(passing_bytes, amount), ways) for amount in amounts]
+    makes += [(partial(passing_bytes, amount), (bench.take_operands,)) for amount in FAR_BYTES]
     makes += [(partial(passing_code, step), ways) for step in steps()]
     for number, (make, takes) in enumerate(makes):
         bench.clock = clock.part(1 / (len(makes) - number))
@@ -254,8 +268,15 @@ class _Bench:
         n_samples = 1 + _N_SAMPLES // 4
         first = _recorded(Op("aten.sigmoid.default", (T(4, 4),)))  # called as they are
         for what, op in self._operators(work.kind):
-            _, code_s = _after((first, _recorded(op)), work.whole, n_samples, self.clock)
-            self._add(work, what, code_s)
+            calls = (first, *_others(op), _recorded(op))
+            self._add(work, what, _after(calls, work.whole, n_samples, self.clock)[-1])
+        one, another = (
+            Op("aten.convolution.default", (T(*image), T(*weight), None, *_CONVOLUTION))
+            for image, weight in (((2, 16, 4, 4), (16, 16, 3, 3)), ((2, 8, 6, 6), (8, 8, 3, 3)))
+        )
+        calls = (first, _recorded(one), _recorded(another))
+        own_s = _after(calls, work.whole, n_samples, self.clock)[-1]
+        self._add(work, CONVOLUTION_KERNEL, own_s)
         if work.kind == COLD_START:
             self.take_operands(work)
         if not work.packets or "backward" in work.packets:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 _SHARED = {
     "mm": "bmm baddbmm mv dot vdot matmul",
     "addmm": "addmv _addmm_activation linear",
-    "convolution": "mkldnn_convolution mkldnn_rnn_layer",
-    "convolution_backward": "mkldnn_rnn_layer_backward",
+    "convolution": (
+        "mkldnn_convolution mkldnn_rnn_layer convolution_backward mkldnn_rnn_layer_backward"
+    ),
     "native_batch_norm": (
         "_native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update"
     ),
@@ -64,7 +65,6 @@ _SIZES = {
     "aten.mm": 3,
     "aten.addmm": 5,
     "aten.convolution": 20,
-    "aten.convolution_backward": 17,
     "aten.native_batch_norm": 4,
     "aten.native_batch_norm_backward": 4,
     "aten.native_layer_norm": 5,
@@ -114,6 +114,10 @@ CALLED = ("backward", "optimizer")
 """Phases whose call runs code of its own before their operators."""
 _BRINGS = {"aten.addmm": "aten.mm"}
 """What runs another operator's code on the way to its own."""
+CONVOLUTION, CONVOLUTION_KERNEL = "aten.convolution", "convolution_kernel"
+"""The code that all convolutions share, forward and backward, and what each shape has of its own:
+oneDNN compiles a kernel for it.
+"""
 _MEASURED = {
     f"aten.{other}": f"aten.{name}" for name, others in _SHARED.items() for other in others.split()
 }

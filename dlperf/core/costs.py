@@ -56,8 +56,8 @@ KINDS = {
     OPTIMIZER_CALL: CostKind(),
     OPTIMIZER_TENSOR: CostKind(at="operators"),
     COLD_START: CostKind("s", MEDIAN, "bytes", former=LOWER_QUARTILE),
-    PAGE_EVICTION: CostKind("s", LOWER_QUARTILE, "bytes"),
-    CODE_EVICTION: CostKind("s", LOWER_QUARTILE, "code"),
+    PAGE_EVICTION: CostKind("s", MEDIAN, "bytes", former=LOWER_QUARTILE),
+    CODE_EVICTION: CostKind("s", MEDIAN, "code", former=LOWER_QUARTILE),
     CACHE_MISS: CostKind("s/byte", MEDIAN, "bytes", former=LOWER_QUARTILE),
     **dict.fromkeys(
         (

@@ -20,15 +20,16 @@ SCHEMA, SCHEMA_VERSION = "dlperf.state", 2
 
 @dataclass(frozen=True)
 class Reading:
-    """Six probes of a machine, in seconds: an arithmetic kernel, short calls of much code, copies
-    within a core's own caches, within the shared cache and in DRAM, and first touches of pages.
+    """Six probes of a machine, in seconds: products in L1, short calls of much code, products
+    within a core's own caches, copies within the shared cache and in DRAM, and first touches of
+    pages.
 
     `created` is the time of the reading, ISO 8601.
     """
 
     core_s: PositiveSeconds  #: Matrix products in L1.
     interpreter_s: PositiveSeconds  #: Short calls of much code.
-    private_cache_s: PositiveSeconds  #: Copy within a core's own caches.
+    private_cache_s: PositiveSeconds  #: Matrix products within a core's own caches.
     shared_cache_s: PositiveSeconds  #: Copy within the shared cache.
     dram_s: PositiveSeconds  #: Copy in DRAM.
     page_fault_s: PositiveSeconds  #: First touches of pages.

@@ -23,8 +23,10 @@ from dlperf.core.units import KIB, MIB
 DRAM_BYTES = 128 * MIB
 """Working set of the DRAM probe: two arrays of 64 MiB."""
 _SMALLEST_BYTES = 32 * KIB
-_SIDE, _N_PRODUCTS = 64, 48
-"""Products of matrices of 64 x 64: the largest that OpenBLAS computes in the calling thread."""
+_SIDE, _N_CALLS = 64, 24
+"""Products of matrices of 64 x 64, the largest that OpenBLAS computes in the calling thread: calls
+of two products each, whose matrices stay in L1, or about so.
+"""
 _VECTOR = np.arange(32.0)
 _MATRIX = np.arange(16.0).reshape(4, 4) + 4.0 * np.eye(4)
 _COPY_BYTES = 8 * 2**20
@@ -35,11 +37,11 @@ Array = npt.NDArray[np.float32]
 
 
 def working_sets_bytes(cpu: Cpu) -> tuple[int, int, int]:
-    """Working sets of the memory probes: half of the L2 cache, four times the L2 cache where the
-    shared cache holds it, and :data:`DRAM_BYTES`.
+    """Working sets of the memory probes: three quarters of the L2 cache, four times the L2 cache
+    where the shared cache holds it, and :data:`DRAM_BYTES`.
     """
     _, l2, l3 = cpu.caches_bytes
-    private = max(_SMALLEST_BYTES, (l2 or MIB) // 2)
+    private = max(_SMALLEST_BYTES, 3 * (l2 or MIB) // 4)
     shared = max(2 * private, min(4 * (l2 or MIB), (l3 or 32 * MIB) // 2))
     return private, min(shared, DRAM_BYTES // 2), DRAM_BYTES
 
@@ -93,13 +95,22 @@ class StateProbe:
 
     def __init__(self, cpu: Cpu, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
+        private, *others = working_sets_bytes(cpu)
         self._copies = [
-            (_mapped(size // 2), _mapped(size // 2), max(1, _COPY_BYTES // size))
-            for size in working_sets_bytes(cpu)
+            (_mapped(size // 2), _mapped(size // 2), max(1, _COPY_BYTES // size)) for size in others
         ]
-        shape = (_N_PRODUCTS, _SIDE, _SIDE)
-        self._a, self._out = (_mapped(4 * _N_PRODUCTS * _SIDE**2).reshape(shape) for _ in range(2))
-        self._a[:] = np.eye(_SIDE, dtype=np.float32)
+        self._few, self._many = (
+            self._matrices(count) for count in (2, max(2, private // (8 * _SIDE**2)))
+        )
+
+    @staticmethod
+    def _matrices(count: int) -> tuple[Array, Array]:
+        """So many factors, each an identity, and room for their products."""
+        factors, products = (
+            _mapped(4 * count * _SIDE**2).reshape(count, _SIDE, _SIDE) for _ in range(2)
+        )
+        factors[:] = np.eye(_SIDE, dtype=np.float32)
+        return factors, products
 
     def read(self, rounds: int = 16) -> Reading:
         """The median of a number of rounds."""
@@ -112,10 +123,13 @@ class StateProbe:
         return [replace(one, created=created) for one in taken]
 
     def _round(self) -> Reading:
-        private_s, shared_s, dram_s = (
+        shared_s, dram_s = (
             self._time(partial(np.copyto, to, source), count) for source, to, count in self._copies
         )
-        product_s = self._time(partial(np.matmul, self._a, self._a, self._out), 2)
+        product_s, private_s = (
+            self._time(partial(np.matmul, factors, factors, products), count)
+            for (factors, products), count in ((self._few, _N_CALLS), (self._many, 2))
+        )
         code_s = self._time(_call_much_code, 2)
         return Reading(product_s, code_s, private_s, shared_s, dram_s, self._touch_s())
 

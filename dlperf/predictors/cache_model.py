@@ -95,18 +95,21 @@ class CacheModel:
 
     @cached_property
     def _penalties(self) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
-        """Coordinates and penalties in seconds, by kind and code, non-decreasing."""
+        """Coordinates and penalties in seconds, by kind and code, non-decreasing. Of cold starts by
+        bytes and by instruction-cache pressure it is one curve over the code footprint.
+        """
         points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         for cost in self.machine.costs_of(*COLD_STARTS, CACHE_MISS, threads=self.threads):
-            kind, code, amount, _ = cost.key
-            points[kind, code].append((_penalty_coordinate(kind, float(amount)), cost.value))
+            kind, code, amount = cost.key.kind, cost.key.of, float(cost.key.at)
+            if kind == COLD_START:
+                amount /= UNIT_BYTES
+            kind = COLD_START if kind == CODE_EVICTION else kind
+            points[kind, code].append((math.log2(amount), cost.value))
         curves = {}
         for name, measured in points.items():
             coordinates, seconds = np.array(sorted(measured)).T
-            # A quarter of the smallest measured amount of bytes evicts nothing of a call's own
-            # code; neither does no other operator.
-            origin = 0.0 if name[0] == CODE_EVICTION else coordinates[0] - 2.0
-            curves[name] = [origin, *coordinates], [0.0, *_rising(seconds)]
+            # A quarter of the smallest measured amount evicts nothing of a call's own code.
+            curves[name] = [coordinates[0] - 2.0, *coordinates], [0.0, *_rising(seconds)]
         return curves
 
     def miss_s_per_byte(self, n_bytes: Array, seconds: Array | float = 0.0) -> Array:
@@ -132,22 +135,21 @@ class CacheModel:
 
     def cold_start_s(self, code: str, since: ReuseDistance) -> float:
         """Cold-start penalty in seconds of some code: an operator (``first`` of a step, ``next``,
-        ``aten.NAME``), a ``module``, ``optimizer``, ``backward`` or ``zero_grad``.
+        ``aten.NAME``, ``convolution_kernel``), a ``module``, ``optimizer``, ``backward`` or
+        ``zero_grad``.
 
-        The largest of the penalties by bytes touched, by page-allocation eviction and by
-        instruction-cache pressure. Data and code share a core's own caches: bytes count as code,
-        too.
+        The larger of the penalties by what passed and by page-allocation eviction. Data and code
+        share a core's own caches: bytes count as code.
         """
         largest = 0.0
         for kind, amount in (
-            (COLD_START, since.n_bytes),
+            (COLD_START, since.code_size + since.n_bytes / UNIT_BYTES),
             (PAGE_EVICTION, since.fresh_bytes),
-            (CODE_EVICTION, since.code_size + since.n_bytes / UNIT_BYTES),
         ):
             curve = self._penalties.get((kind, code))
             if curve is None or amount <= 0:
                 continue
-            largest = max(largest, float(np.interp(_penalty_coordinate(kind, amount), *curve)))
+            largest = max(largest, float(np.interp(math.log2(amount), *curve)))
         return largest
 
     @cached_property
@@ -195,8 +197,3 @@ def _rising(values: Array) -> Array:
     """
     upper, lower = np.maximum.accumulate(values), np.minimum.accumulate(values[::-1])[::-1]
     return np.asarray((upper + lower) / 2)
-
-
-def _penalty_coordinate(kind: str, amount: float) -> float:
-    """Coordinate of a penalty: the code footprint itself, log2 of bytes."""
-    return amount if kind == CODE_EVICTION else math.log2(amount)

@@ -10,9 +10,11 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
+from dlperf.core.code_footprint import CONVOLUTION, CONVOLUTION_KERNEL, code_of
 from dlperf.core.costs import OPTIMIZER_CALL, OPTIMIZER_TENSOR
 from dlperf.core.prediction import Item
 from dlperf.core.trace import BY_HAND, ITEM_BYTES, LOSS, Argument, Op, TensorSpec, Trace
@@ -230,9 +232,10 @@ class StepItems:
         """Overhead of op `index` in a step, beyond its kernel in the micro-benchmark.
 
         Cold-start penalties of the shared code (interpreter, dispatcher, allocator) by the op
-        before, of the operator's own code since it last ran, and autograd. That of an optimizer's
-        op is part of its loop. A kernel that is repeated in a micro-benchmark finds the code as
-        cold as its own operands leave it: only what is colder in the step counts.
+        before, or by the whole step before its first op and after the last of the backward; of the
+        operator's own code since it last ran; and autograd. That of an optimizer's op is part of
+        its loop. A kernel that is repeated in a micro-benchmark finds the code as cold as its own
+        operands leave it: only what is colder in the step counts.
         """
         if op.phase == "optimizer" and self.optimizer is not None:
             return 0.0
@@ -240,14 +243,32 @@ class StepItems:
             ReuseDistance(float(self.analysis.working_bytes[number]))
             for number in (index - 1, index)
         )
-        shared_s = self._shared_cold_start_s(before) - self._shared_cold_start_s(own)
+        shared_s = self._shared_cold_start_s(self._whole_step if index == 0 else before)
+        shared_s -= self._shared_cold_start_s(own)
         own_s = self.caches.operator_cold_start_s(op.packet, self._since(index))
+        if code_of(op.packet) == CONVOLUTION and index in self._first_of_shape:
+            kernel_s = self.caches.cold_start_s(CONVOLUTION_KERNEL, self._whole_step)
+            own_s = max(own_s, kernel_s)
         own_s -= self.caches.operator_cold_start_s(op.packet, own)
         called_s = max(0.0, shared_s) + max(0.0, own_s) - self.cost_s("boxed_call")
+        if index == self._last_of_backward:
+            called_s += self._shared_cold_start_s(self._whole_step)
         if op.phase == "backward":
             is_first = self.analysis.first_of_node[index]
             return called_s + (self.cost_s("autograd_node") if is_first else 0.0)
         return called_s + (self.cost_s("autograd_record") if op.grad else 0.0)
+
+    @cached_property
+    def _first_of_shape(self) -> set[int]:
+        """The first op of each signature in the step."""
+        first = {op.signature: index for index, op in reversed([*enumerate(self.trace.ops)])}
+        return set(first.values())
+
+    @cached_property
+    def _last_of_backward(self) -> int:
+        """The last op of the backward, after which the engine returns to Python; -1 without one."""
+        backward = (i for i, op in enumerate(self.trace.ops) if op.phase == "backward")
+        return max(backward, default=-1)
 
     def _shared_cold_start_s(self, before: ReuseDistance) -> float:
         """Cold-start penalty of the code that all operators share."""
@@ -258,7 +279,7 @@ class StepItems:
         """Reuse distance of an op's code."""
         return ReuseDistance(self.analysis.code_distance[index], self.analysis.code_since[index])
 
-    @property
+    @cached_property
     def _whole_step(self) -> ReuseDistance:
         """Reuse distance of a whole step."""
         return ReuseDistance(

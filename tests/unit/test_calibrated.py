@@ -53,7 +53,14 @@ from dlperf.predictors.kernels.catalog import describe
 from dlperf.predictors.page_faults import cold_faults
 
 FAULT_S = 1e-6
+UNIT_BYTES = 20 * KIB
+"""Bytes that count as the code of one elementwise operator."""
 SPREAD = math.hypot(PROCESS_SPREAD, HOUR_SPREAD)
+
+
+def octaves(n_bytes: float, code: int) -> float:
+    """How far bytes and code drive out more than the bytes alone do."""
+    return math.log2((n_bytes / UNIT_BYTES + code) / (n_bytes / UNIT_BYTES))
 
 
 def priced(step: Trace, on: Machine, threads: int = 1) -> Prediction:
@@ -257,14 +264,14 @@ def test_code_that_ran_long_ago_is_cold() -> None:
         ),
     )
     product, other = ([row["seconds"] for row in kernels(found)] for found in (warm, cold))
-    # between two products lies relu's 1 MiB (its result is in place), between two of relu the
-    # product's 32 KiB
-    assert other[0] - product[0] == pytest.approx(1e-6)
+    # Between two products lie relu's 1 MiB (its result is in place) and its code, between two of
+    # relu the product's 32 KiB and its code. From 1 to 16 MiB are 4 octaves.
+    assert other[0] - product[0] == pytest.approx(1e-6 + 2e-6 * octaves(MIB, 1) / 4)
     assert other[1] - product[1] == pytest.approx(
         0.0, abs=1e-12
     )  # a quarter of the least measured, and less, is warm
-    # What all operators share goes by the op before: the product comes after relu's 1 MiB, relu
-    # after 32 KiB.
+    # What all operators share goes by the op before: relu comes after 32 KiB, the first op after the
+    # whole step before.
     shared = priced(
         step,
         machine(
@@ -276,9 +283,7 @@ def test_code_that_ran_long_ago_is_cold() -> None:
     )
     third = [row["seconds"] for row in kernels(shared)]
     assert third[1] - product[1] == pytest.approx(0.0, abs=1e-12)
-    assert third[0] - other[0] == pytest.approx(
-        4e-6
-    )  # the first op comes after the whole step before
+    assert third[0] - product[0] == pytest.approx(1e-6 + (5e-6 - 1e-6))  # its own code, and shared
 
 
 def test_code_that_ran_many_operators_ago_is_cold_however_few_their_bytes() -> None:
@@ -294,15 +299,16 @@ def test_code_that_ran_many_operators_ago_is_cold_however_few_their_bytes() -> N
     )
     varied = {
         CostKey("instruction_cache_pressure", "next", 2): 0.0,
-        CostKey("instruction_cache_pressure", "next", 10): 8e-6,
+        CostKey("instruction_cache_pressure", "next", 8): 8e-6,
     }
     warm, cold = (
         [row["seconds"] for row in kernels(priced(step, machine(costs)))] for costs in ({}, varied)
     )
-    # Four other operators ran since the product's code last did; none since the last but one; since
-    # relu's, three others and the product's code of 3.
+    # Four other operators ran since the product's code last did, half of the octaves from 2 to 8;
+    # none since the last but one; since relu's, three others and the product's code of 3.
+    six_s = 8e-6 * math.log2(6 / 2) / math.log2(8 / 2)
     assert [b - a for a, b in zip(warm, cold)] == pytest.approx(
-        [0.0, 4e-6, 4e-6, 4e-6, 4e-6, 2e-6, 0.0], abs=1e-12
+        [0.0, six_s, six_s, six_s, six_s, 4e-6, 0.0], abs=1e-12
     )
 
 
@@ -440,7 +446,7 @@ def test_roots_of_zero_take_longer() -> None:
 
 
 def test_a_modules_code_is_as_cold_as_its_operators() -> None:
-    # In place on 1 MiB each, in turn: 1 MiB of the other between two calls of either.
+    # In place on 1 MiB each, in turn: 1 MiB and the code of the other between two calls of either.
     ops = [
         Op(f"aten.{name}.default", (T(2**18, storage=index),), layer=name)
         for index, name in enumerate(("relu_", "abs_"))
@@ -458,7 +464,8 @@ def test_a_modules_code_is_as_cold_as_its_operators() -> None:
             ),
         ),
     )
-    assert cold.step.total_s - warm.step.total_s == pytest.approx(2 * 1e-6)  # type: ignore[operator]
+    each_s = 1e-6 + 2e-6 * octaves(MIB, 1) / 2  # from 1 to 4 MiB are 2 octaves
+    assert cold.step.total_s - warm.step.total_s == pytest.approx(2 * each_s)  # type: ignore[operator]
 
 
 FAR = {
@@ -503,26 +510,34 @@ def test_products_wait_for_far_operands_too() -> None:
 
 
 def test_data_and_code_share_a_cores_own_caches() -> None:
-    """40 KiB count as code of 2: the penalty of a footprint of 3."""
+    """40 KiB count as code of 2, in what was measured and in what is asked for."""
     code = {
-        CostKey("instruction_cache_pressure", "next", amount): 1e-6 * amount for amount in (2, 8)
+        CostKey("instruction_cache_pressure", "next", amount): 1e-6 * amount for amount in (2, 4, 8)
     }
     caches = cost_model_of(machine(code), 1).caches
-    assert caches.cold_start_s("next", ReuseDistance(0.0, 3)) == pytest.approx(3e-6)
-    assert caches.cold_start_s("next", ReuseDistance(40 * KIB, 3)) == pytest.approx(5e-6)
+    assert caches.cold_start_s("next", ReuseDistance(0.0, 4)) == pytest.approx(4e-6)
+    assert caches.cold_start_s("next", ReuseDistance(40 * KIB, 2)) == pytest.approx(4e-6)
     assert caches.cold_start_s("next", ReuseDistance(40 * KIB)) == pytest.approx(2e-6)
     assert caches.cold_start_s("next", ReuseDistance(KIB * KIB, 3)) == pytest.approx(8e-6)
+    both = cost_model_of(machine({**code, CostKey("cold_start", "next", 640 * KIB): 2e-5}), 1)
+    # 16 is half of the octaves from 8 to the 32 of 640 KiB.
+    halfway_s = (8e-6 + 2e-5) / 2
+    assert both.caches.cold_start_s("next", ReuseDistance(0.0, 16)) == pytest.approx(halfway_s)
 
 
 def test_code_that_a_kernels_own_operands_drive_out_is_in_its_micro_benchmark() -> None:
-    """Two operators on 4 MiB each in turn: the code of each is as cold as when it is repeated."""
+    """Two operators on 4 MiB each in turn: the code of each is as cold as when it is repeated, but
+    for what the other's code drives out.
+    """
     ops = [
         Op(f"aten.{name}_.default", (T(MIB, storage=index),), layer=name)
         for index, name in enumerate(("relu", "abs"))
     ]
     storages = (Storage(4 * MIB, kind="input"), Storage(4 * MIB, kind="input"))
     cold = {CostKey("cold_start", "next", size * MIB): 1e-6 * size for size in (1, 4, 16)}
-    for more, extra_s in (({}, 0.0), ({CostKey("cold_start", "aten.abs", 4 * MIB): 9e-6}, 0.0)):
+    octave_s = (16e-6 - 4e-6) / 2  # from 4 to 16 MiB
+    own = {CostKey("cold_start", "aten.abs_", 4 * MIB): 9e-6}  # the same beyond
+    for more, extra_s in (({}, octave_s * octaves(4 * MIB, 1)), (own, 0.0)):
         warm, found = (
             kernels(priced(trace(*ops, storages=storages), machine(costs)))[1]["seconds"]
             for costs in ({}, cold | more)
@@ -531,7 +546,7 @@ def test_code_that_a_kernels_own_operands_drive_out_is_in_its_micro_benchmark() 
     small = Op("aten.abs_.default", (T(16, storage=1),), layer="abs")
     step = trace(ops[0], small, storages=(storages[0], Storage(64, kind="input")))
     warm, found = (kernels(priced(step, machine(costs)))[1]["seconds"] for costs in ({}, cold))
-    assert found - warm == pytest.approx(4e-6)
+    assert found - warm == pytest.approx(4e-6 + octave_s * octaves(4 * MIB, 1))
 
 
 def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:

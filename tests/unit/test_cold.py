@@ -87,6 +87,27 @@ def test_operators_with_code_of_their_own_are_what_others_are_priced_by() -> Non
     assert set(code_footprint._SIZES) == tiny | further | set(code_footprint.CALLED)
 
 
+@pytest.mark.parametrize(
+    "op",
+    [
+        *cold_start.tiny_operators(),
+        *cold_start.further_operators(),
+        *cold_start.elementwise_operators(),
+    ],
+    ids=lambda op: op.packet,
+)
+def test_the_operators_before_a_measured_one_leave_its_own_code_cold(
+    op: Op, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of their code counts as run since its own last did."""
+    monkeypatch.setattr(cold_start, "_recorded", lambda other: other)
+    packets = [other.packet for other in cold_start._others(op)]  # type: ignore[attr-defined]
+    assert len(set(packets)) == 2
+    footprint = sum(map(code_footprint.relative_footprint, packets))
+    own = code_footprint.code_of(op.packet)
+    assert code_footprint.code_since(own, (op.packet, *packets)) == footprint
+
+
 def test_what_passes_counts_since_the_work_itself_ran_the_code() -> None:
     packets = ("aten.convolution", "aten.addmm", "aten.relu", "aten.gelu")
     work = Work("varied", 33, lambda: None, lambda: None, packets)

@@ -69,11 +69,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_working_sets_lie_in_the_caches_that_they_stand_for() -> None:
-    assert working_sets_bytes(CPU) == (512 * KIB, 4 * MIB, 128 * MIB)
+    assert working_sets_bytes(CPU) == (768 * KIB, 4 * MIB, 128 * MIB)
     # Half of a small shared cache; a shared cache of hundreds of MiB; unknown caches.
     assert working_sets_bytes(Cpu("x", 2, (32 * KIB, MIB, 6 * MIB)))[1] == 3 * MIB
     assert working_sets_bytes(Cpu("x", 2, (32 * KIB, 2 * MIB, 480 * MIB)))[1] == 8 * MIB
-    assert working_sets_bytes(Cpu("x", 2, (0, 0, 0))) == (512 * KIB, 4 * MIB, 128 * MIB)
+    assert working_sets_bytes(Cpu("x", 2, (0, 0, 0))) == (768 * KIB, 4 * MIB, 128 * MIB)
 
 
 @pytest.mark.usefixtures("small")
@@ -101,9 +101,9 @@ def test_a_round_takes_each_probe_once_in_turn(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(probe, "_time", time_call)
     monkeypatch.setattr(probe, "_touch_s", lambda: 6.0)
-    assert probe._round() == Reading(4.0, 5.0, 1.0, 2.0, 3.0, 6.0)
-    # Cached copies move 8 MiB: 16 of 512 KiB, 8 of 1 MiB (half of the small DRAM probe), 4 of 2.
-    assert taken == [("copyto", 16), ("copyto", 8), ("copyto", 4), ("matmul", 2), ("code", 2)]
+    assert probe._round() == Reading(3.0, 5.0, 4.0, 1.0, 2.0, 6.0)
+    # Cached copies move 8 MiB: 8 of 1 MiB (half of the small DRAM probe), 4 of 2.
+    assert taken == [("copyto", 8), ("copyto", 4), ("matmul", 24), ("matmul", 2), ("code", 2)]
 
 
 @pytest.mark.usefixtures("small")

@@ -339,7 +339,7 @@ def test_a_file_without_readings_stays_as_it_is() -> None:
 
 def test_a_cost_is_slowed_down_by_its_statistic_of_the_readings() -> None:
     """Of five readings at 1.0 to 1.4: the least, the median, the lower quartile. A factor is
-    relative already.
+    relative already. Cold starts of all kinds are medians.
     """
     states = [State(interpreter=factor) for factor in (1.0, 1.1, 1.2, 1.3, 1.4)]
     readings = tuple(reading_at(state) for state in states for _ in range(9))
@@ -348,7 +348,9 @@ def test_a_cost_is_slowed_down_by_its_statistic_of_the_readings() -> None:
         CostKey("native_call"): 1.0,
         CostKey("ddp_call"): 1.2,
         CostKey("cold_start", "next", 2**20): 1.2,
-        CostKey("page_allocation_eviction", "next", 2**20): 1.1,
+        CostKey("page_allocation_eviction", "next", 2**20): 1.2,
+        CostKey("instruction_cache_pressure", "next", 8): 1.2,
+        CostKey("loader_resume"): 1.1,
         CostKey("cache_residency", at=100): 1.0,
     }
     costs = tuple(Cost(key, 1, Samples((1.0,)), at) for key in keys)
