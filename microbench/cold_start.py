@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undisturbed
-from dlperf.core.code_footprint import CONVOLUTION_KERNEL, codes_of
+from dlperf.core.code_footprint import CONVOLUTION, CONVOLUTION_KERNEL, codes_of
 from dlperf.core.costs import CACHE_MISS, COLD_START, PAGE_EVICTION, Cost, CostKey
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import operator_benchmark
@@ -153,20 +153,17 @@ def elementwise_operators() -> tuple[Op, ...]:
     )
 
 
-def _others(op: Op) -> list[Call]:
+def _others(op: Op) -> list[Op]:
     """Two operators that leave the code warm that all operators share, and not this one's own."""
     n_columns = _TINY[1]
     rows, column = T(*_TINY), T(n_columns)
     square = TensorSpec((n_columns, n_columns), (1, n_columns))
-    return [
-        _recorded(other)
-        for other in (
-            Op("aten.native_layer_norm.default", (rows, (n_columns,), column, column, 1e-5)),
-            Op("aten.addmm.default", (column, rows, square)),
-            Op("aten.cat.default", ((rows, rows),)),
-        )
-        if not set(codes_of(other.packet)) & set(codes_of(op.packet))
-    ][:2]
+    others = (
+        Op("aten.native_layer_norm.default", (rows, (n_columns,), column, column, 1e-5)),
+        Op("aten.addmm.default", (column, rows, square)),
+        Op("aten.cat.default", ((rows, rows),)),
+    )
+    return [one for one in others if not {*codes_of(one.packet)} & {*codes_of(op.packet)}][:2]
 
 
 def _recorded(op: Op) -> Call:
@@ -265,18 +262,10 @@ class _Bench:
         if forward.n_distinct:
             _, extra_s = _after((operators[0], forward), work.whole, _N_SAMPLES, self.clock)
             self._add(work, "instruction", (value / forward.n_distinct for value in extra_s))
-        n_samples = 1 + _N_SAMPLES // 4
         first = _recorded(Op("aten.sigmoid.default", (T(4, 4),)))  # called as they are
-        for what, op in self._operators(work.kind):
-            calls = (first, *_others(op), _recorded(op))
+        for what, others, op, n_samples in self._operators(work):
+            calls = (first, *map(_recorded, others), _recorded(op))
             self._add(work, what, _after(calls, work.whole, n_samples, self.clock)[-1])
-        one, another = (
-            Op("aten.convolution.default", (T(*image), T(*weight), None, *_CONVOLUTION))
-            for image, weight in (((2, 16, 4, 4), (16, 16, 3, 3)), ((2, 8, 6, 6), (8, 8, 3, 3)))
-        )
-        calls = (first, _recorded(one), _recorded(another))
-        own_s = _after(calls, work.whole, n_samples, self.clock)[-1]
-        self._add(work, CONVOLUTION_KERNEL, own_s)
         if work.kind == COLD_START:
             self.take_operands(work)
         if not work.packets or "backward" in work.packets:
@@ -287,14 +276,25 @@ class _Bench:
         self._add(work, "operand", self._operands_s(work.whole))
         self._add(work, "next", self._misses_s(work.whole), CACHE_MISS)
 
-    def _operators(self, kind: str) -> Iterator[tuple[str, Op]]:
-        """Operators whose code is measured, and what each is called."""
-        if kind == COLD_START:
-            for op in elementwise_operators():
-                yield "next", op
+    def _operators(self, work: Work) -> Iterator[tuple[str, Sequence[Op], Op, int]]:
+        """What the code of each operator is called, which others come right before it, and how
+        often it is measured.
+
+        A convolution is not measured after work whose last one was a backward's, which leaves some
+        of a forward's code cold.
+        """
+        few = 1 + _N_SAMPLES // 4
+        for op in elementwise_operators():
+            yield "next", _others(op), op, few
         tiny = tiny_operators()[: _FEW if self.quick else None]
         for op in (*tiny, *(() if self.quick else further_operators())):
-            yield op.packet, op
+            if op.packet != CONVOLUTION or "aten.convolution_backward" not in work.packets:
+                yield op.packet, _others(op), op, few
+        one, another = (
+            Op("aten.convolution.default", (T(*image), T(*weight), None, *_CONVOLUTION))
+            for image, weight in (((2, 16, 4, 4), (16, 16, 3, 3)), ((2, 8, 6, 6), (8, 8, 3, 3)))
+        )
+        yield CONVOLUTION_KERNEL, (one,), another, _N_SAMPLES
 
     def take_once_a_step(self, work: Work) -> None:
         """``backward``, ``optimizer`` and ``zero_grad``."""

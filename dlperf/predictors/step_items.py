@@ -243,7 +243,8 @@ class StepItems:
             ReuseDistance(float(self.analysis.working_bytes[number]))
             for number in (index - 1, index)
         )
-        shared_s = self._shared_cold_start_s(self._whole_step if index == 0 else before)
+        is_cold = index == 0 and not self.trace.inference
+        shared_s = self._shared_cold_start_s(self._whole_step if is_cold else before)
         shared_s -= self._shared_cold_start_s(own)
         own_s = self.caches.operator_cold_start_s(op.packet, self._since(index))
         if code_of(op.packet) == CONVOLUTION and index in self._first_of_shape:

@@ -96,16 +96,23 @@ def test_operators_with_code_of_their_own_are_what_others_are_priced_by() -> Non
     ],
     ids=lambda op: op.packet,
 )
-def test_the_operators_before_a_measured_one_leave_its_own_code_cold(
-    op: Op, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_operators_before_a_measured_one_leave_its_own_code_cold(op: Op) -> None:
     """All of their code counts as run since its own last did."""
-    monkeypatch.setattr(cold_start, "_recorded", lambda other: other)
-    packets = [other.packet for other in cold_start._others(op)]  # type: ignore[attr-defined]
+    packets = [other.packet for other in cold_start._others(op)]
     assert len(set(packets)) == 2
     footprint = sum(map(code_footprint.relative_footprint, packets))
     own = code_footprint.code_of(op.packet)
     assert code_footprint.code_since(own, (op.packet, *packets)) == footprint
+
+
+def test_a_convolution_is_not_measured_after_the_backward_of_another() -> None:
+    bench = cold_start._Bench(True, Clock())
+    packets = ("aten.convolution", "aten.addmm")
+    for more, is_measured in (((), True), (("aten.convolution_backward",), False)):
+        work = Work("varied", 33, lambda: None, lambda: None, packets + more)
+        names = [what for what, *_ in bench._operators(work)]
+        assert ("aten.convolution" in names) == is_measured
+        assert "convolution_kernel" in names
 
 
 def test_what_passes_counts_since_the_work_itself_ran_the_code() -> None:
