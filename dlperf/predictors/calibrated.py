@@ -1,8 +1,8 @@
 """The calibrated predictor: time of a step from the measurements of a machine file.
 
-    t(step) = sum over ops of kernel + cache-miss and cold-start penalties
-            + framework overhead (autograd, module calls, parameter look-ups, optimizer)
-            + page faults
+    t(step) = (sum over ops of kernel + cache-miss and cold-start penalties
+               + framework overhead (autograd, module calls, parameter look-ups, optimizer)
+               + page faults) * factor of the self-test
 
 Kernels: :mod:`dlperf.predictors.kernel_cost_model`. Penalties: :mod:`dlperf.predictors.cache_model`
 by the reuse distances of :mod:`dlperf.predictors.analysis`. Page faults: the allocator simulation.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -82,8 +82,10 @@ class Calibrated:
         items = step.items()
         total_s = math.fsum(item.seconds for item in items)
         low, high = _interval(items, step, total_s)
+        # Of carried kernels no self-test of this machine says anything.
+        factor = machine.step_factor(threads) if self.profiled_on is None else 1.0
         found = Prices(
-            tuple(items),
+            tuple(replace(item, seconds=factor * item.seconds) for item in items),
             low_factor=low,
             high_factor=high,
             notes=tuple(sorted(step.notes)),

@@ -29,6 +29,8 @@ are as far off.
 """
 _MOST_LINES = 3
 """Steps of a self-test that have a line each."""
+_LEAST_CHANGE_FRAC = 1e-3
+"""Change of predicted steps that is told."""
 
 
 def coverage_line(machine: Machine, threads: int) -> str:
@@ -67,6 +69,10 @@ def self_test_lines(machine: Machine) -> list[str]:
         change = f"{machine.interval_factor(threads):.1f}" if tests else "1.0"
         which = "wider" if float(change) > 1.0 else "narrower"
         changed = f"; intervals are {which} by a factor of {change}" if change != "1.0" else ""
+        more_frac = machine.step_factor(threads) - 1.0 if tests else 0.0
+        if abs(more_frac) >= _LEAST_CHANGE_FRAC:
+            which = "longer" if more_frac > 0 else "shorter"
+            changed = f"; predicted steps are {format_percent(abs(more_frac))} {which}{changed}"
         problem = find_self_test_problem(machine, threads)
         passed = f"self-test with {threads} thread{'s' * (threads != 1)}: passed{changed}"
         found.append(f"self-test: {problem}" if problem else passed)

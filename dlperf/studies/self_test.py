@@ -1,9 +1,9 @@
 """Self-test of a machine file: steps of random networks, predicted from it and measured.
 
 A calibration ends with it, always of the same networks; the check of a machine file times others.
-Nothing is fitted to them but the intervals of predictions
-(:func:`dlperf.core.verification.interval_factor`). A file fails by
-:func:`dlperf.core.verification.has_failed`.
+All that is fitted to them are one factor on predicted steps and one on their intervals
+(:func:`dlperf.core.verification.step_factor`, :func:`dlperf.core.verification.interval_factor`). A
+file fails by :func:`dlperf.core.verification.has_failed`.
 """
 
 from __future__ import annotations

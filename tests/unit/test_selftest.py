@@ -13,7 +13,7 @@ from calibrated_cases import machine, mm, relu, trace
 
 from dlperf import predict
 from dlperf.cli import calibration
-from dlperf.core import machine_doubts
+from dlperf.core import machine_doubts, verification
 from dlperf.core.clock import Samples
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Machine
@@ -26,6 +26,7 @@ from dlperf.core.verification import (
     SelfTest,
     has_failed,
     interval_factor,
+    step_factor,
 )
 from dlperf.microbench import suite
 from dlperf.predictors import kernel_cost_model
@@ -91,8 +92,11 @@ def test_a_step_is_predicted_at_the_mean_state_of_its_measurement() -> None:
 @pytest.mark.parametrize(
     ("n", "rank"), [(1, 1), (3, 3), (8, 8), (9, 9), (10, 10), (19, 18), (22, 21), (39, 36)]
 )
-def test_one_rank_sets_the_factor_and_fails_a_file(n: int, rank: int) -> None:
+def test_one_rank_sets_the_factor_and_fails_a_file(
+    n: int, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ceil(0.9 (n + 1)): 0.9 x 20 = 18, 0.9 x 23 = 20.7, 0.9 x 40 = 36."""
+    monkeypatch.setattr(verification, "_PRIOR_TESTS", math.inf)  # the bias stays
     good = [result_of(math.exp(0.18), seed=seed) for seed in range(rank - 1)]  # 0.9 half widths
     off = [result_of(math.exp(0.5), seed=seed) for seed in range(rank - 1, n)]  # 2.5; 1.65 times
     assert interval_factor([*off, *good]) == pytest.approx(2.5)
@@ -107,7 +111,22 @@ def test_enough_steps_make_intervals_narrower_but_not_below_half() -> None:
     assert interval_factor(()) == 1.0
     assert interval_factor([result_of(1.0)] * 8) == 1.0
     assert interval_factor([result_of(1.0)] * 9) == 0.5
-    assert interval_factor([result_of(math.exp(0.16))] * 9) == pytest.approx(0.8)
+    # Of the bias 9 / 28 are taken out.
+    assert interval_factor([result_of(math.exp(0.28))] * 9) == pytest.approx(0.19 / 0.2)
+
+
+@pytest.mark.parametrize(("n", "part"), [(3, 3 / 22), (19, 1 / 2), (39, 39 / 58)])
+def test_the_more_tests_the_more_of_their_bias_is_taken_out(n: int, part: float) -> None:
+    step = trace(mm(64, 64, 64), relu(4096))
+    ratios = [0.9] * (n // 2) + [0.94] * (n - n // 2)
+    tests = tuple(result_of(ratio, seed=seed) for seed, ratio in enumerate(ratios))
+    tested = replace(machine(), self_tests=tests)
+    longer = 0.94**-part
+    assert step_factor(tests) == tested.step_factor(1) == pytest.approx(longer)
+    plain, found = (predict(step, one, threads=1) for one in (machine(), tested))
+    for of in ("total_s", "forward_s"):
+        assert getattr(found.step, of) == pytest.approx(longer * getattr(plain.step, of))
+    assert found.ops["seconds"].sum() == pytest.approx(longer * plain.ops["seconds"].sum())
 
 
 def test_intervals_are_as_wide_as_the_worst_of_three_steps_asks_for() -> None:
@@ -130,7 +149,8 @@ def test_intervals_are_as_wide_as_the_worst_of_three_steps_asks_for() -> None:
         == 1.0
     )
     assert half_width() == half_width(good)
-    assert half_width(good, off) == pytest.approx(3 * half_width())
+    bias = (math.log(1.1) + 0.6) / 2 * 2 / 21  # of two tests 2 / 21 are taken out
+    assert half_width(good, off) == pytest.approx((0.6 - bias) / 0.2 * half_width())
 
 
 @pytest.mark.parametrize(
@@ -153,7 +173,7 @@ def test_a_failed_self_test_is_told_in_one_line_with_the_way_out() -> None:
     assert machine_doubts.find_self_test_problem(good, 1) == ""
     assert machine_check.self_test_lines(good) == [
         "self-test: MLP, 1 thread: predicted 1.00 ms, measured 971 us: +3.0 %",
-        "self-test with 1 thread: passed",
+        "self-test with 1 thread: passed; predicted steps are 0.1 % shorter",
     ]
     bad = replace(good, self_tests=(result_of(1.03), result_of(8.0)))
     line = (
@@ -178,16 +198,20 @@ def test_more_than_three_steps_are_a_summary() -> None:
     good = replace(machine(), path="m.json", self_tests=tests)
     assert machine_check.self_test_lines(good) == [
         "self-test: 19 steps with 1 thread: median error 2.0 %, worst +20.0 % (CNN), bias +2.0 %",
-        "self-test with 1 thread: passed; intervals are narrower by a factor of 0.5",
+        (
+            "self-test with 1 thread: passed; predicted steps are 1.0 % shorter; intervals are narrower"
+            " by a factor of 0.5"
+        ),
     ]
     data = machine_summary.summarize(good).to_json()["self_tests"]
     assert [row["seed"] for row in data] == list(range(19))
     wider = replace(good, self_tests=(result_of(math.exp(0.24)),))
     assert machine_check.self_test_lines(wider)[-1] == (
-        "self-test with 1 thread: passed; intervals are wider by a factor of 1.2"
+        "self-test with 1 thread: passed; predicted steps are 1.2 % shorter; intervals are wider by"
+        " a factor of 1.1"
     )
-    same = replace(good, self_tests=(result_of(math.exp(0.194)),) * 9)  # 0.97
-    assert machine_check.self_test_lines(same)[-1] == "self-test with 1 thread: passed"
+    same = replace(good, self_tests=(result_of(math.exp(0.194)), result_of(math.exp(-0.194))) * 9)
+    assert machine_check.self_test_lines(same)[-1] == "self-test with 1 thread: passed"  # 0.97
 
 
 class Stub:
