@@ -124,7 +124,7 @@ COMMAND = Command(
         "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
     ),
     epilog="Options of dlperf stand before the script; everything behind it is the script's own."
-    " The report is at the state that the machine had around the watched steps, where the machine"
+    " The report is at the state that the machine had after the watched steps, where the machine"
     " file has a reference; the blind prediction stands beside."
     " Under torchrun (torchrun ... -m dlperf run SCRIPT.py) every rank is watched, and rank 0"
     " reports for all.",

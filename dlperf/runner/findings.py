@@ -176,7 +176,7 @@ class Findings:
 
     @cached_property
     def _step(self) -> Measurement:
-        """The watched steps without layers and notes, with the readings of the machine's state."""
+        """The watched steps without layers and notes, with the reading of the machine's state."""
         watched, device = self.watched, self.watched.device
         phases = [(_seconds_by_phase(step), step.disturbed) for step in watched.plain]
         step = {
@@ -196,7 +196,7 @@ class Findings:
             },
             versions=host.versions(),
             machine=host.this_cpu().model if device is None else device.name,
-            states=tuple(self._readings),
+            states=self._readings,
             device_memory=watched.device_memory,
         )
 

@@ -1,4 +1,4 @@
-"""Readings of the machine's state right before and right after the watched steps."""
+"""A reading of the machine's state right after the watched steps."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ N_ROUNDS = 4
 
 
 class StateReadings:
-    """Readings of the machine's state around watched steps, for a prediction at that state.
+    """The reading of the machine's state after the watched steps, for a prediction at that state.
 
-    There are none without a machine file that has a reference and is of this processor, nor where
-    Python is traced. `taken` are the readings; a failure is a note, ends them, and never reaches
-    the program.
+    There is none without a machine file that has a reference and is of this processor, nor where
+    Python is traced. `taken` is the latest; a failure is a note, ends them, and never reaches the
+    program.
     """
 
     def __init__(self, machine: Machine | None = None) -> None:
-        self.taken: list[Reading] = []
+        self.taken: tuple[Reading, ...] = ()
         self.notes: list[str] = []
         self._is_wanted = (
             machine is not None
@@ -47,7 +47,7 @@ class StateReadings:
             from dlperf.core import state_probe  # here: it imports numpy
 
             with uncollected():  # the script's garbage is not part of it
-                self.taken.append(state_probe.take_reading(N_ROUNDS))
+                self.taken = (state_probe.take_reading(N_ROUNDS),)
         except Exception as error:
             self._is_wanted = False
             self.notes.append(f"a reading of the machine's state failed ({one_line(error)})")

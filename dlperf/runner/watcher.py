@@ -270,8 +270,6 @@ class Watcher:
         )
         self._undo_all("_undo_search")
         self.stage, self._count = WARM, 0
-        if not self.state_readings.taken:  # an earlier search has one
-            self._read_state()
         self._period.begin_first(self.clock, not found.optimizers)
         self._await_root()
         if self._is_compiled and self._compilations.module is self.watched.model:
