@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undisturbed
-from dlperf.core.code_footprint import CONVOLUTION, CONVOLUTION_KERNEL, codes_of
+from dlperf.core.code_footprint import CONVOLUTION, CONVOLUTION_KERNEL, LONG_OPTIMIZER, codes_of
 from dlperf.core.costs import CACHE_MISS, COLD_START, PAGE_EVICTION, Cost, CostKey
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import operator_benchmark
@@ -194,7 +194,7 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     code without the operator, after one of another type. ``instruction``: each place in Python code
     that runs after an operator. ``backward`` comes right after its forward and finds the
     interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a whole
-    backward, ``zero_grad`` after a whole step.
+    backward, ``zero_grad`` right after such an optimizer.
     """
     bench = _Bench(mode == "quick", clock)
     # Of fresh pages, which come second, what comes once a step is measured alone.
@@ -297,10 +297,12 @@ class _Bench:
         yield CONVOLUTION_KERNEL, (one,), another, _N_SAMPLES
 
     def take_once_a_step(self, work: Work) -> None:
-        """``backward``, ``optimizer`` and ``zero_grad``."""
+        """``backward``, ``optimizer`` (SGD, of one operator), ``long_optimizer`` (Adam, of many) and
+        ``zero_grad``, which comes right after an optimizer.
+        """
         leaf = torch.rand(4, 4, requires_grad=True)
         parameters = [torch.rand(4, requires_grad=True) for _ in range(_N_PARAMETERS)]
-        sgd, adam = torch.optim.SGD(parameters, lr=0.01, momentum=0.9), torch.optim.Adam(parameters)
+        sgd, adam = torch.optim.SGD(parameters, lr=0.01), torch.optim.Adam(parameters)
 
         def with_gradients() -> None:
             for parameter in parameters:
@@ -325,6 +327,7 @@ class _Bench:
             sgd.zero_grad()
             with_gradients()
             other()
+            sgd.step()
             return sgd.zero_grad
 
         nodes_s = _NODES * statistics.median(
@@ -336,9 +339,9 @@ class _Bench:
         )
         ways: tuple[tuple[str, Callable[[Call], Call], Call, float], ...] = (
             ("optimizer", partial(step, sgd), work.unfinished, 0.0),
-            ("optimizer", partial(step, adam), work.unfinished, 0.0),
+            (LONG_OPTIMIZER, partial(step, adam), work.unfinished, 0.0),
             ("backward", backward, work.whole, nodes_s),
-            ("zero_grad", zero_grad, work.whole, 0.0),
+            ("zero_grad", zero_grad, work.unfinished, 0.0),
         )
         for what, prepare, other, known_s in ways:
             self._add(

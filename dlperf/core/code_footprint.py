@@ -118,6 +118,8 @@ CONVOLUTION, CONVOLUTION_KERNEL = "aten.convolution", "convolution_kernel"
 """The code that all convolutions share, forward and backward, and what each shape has of its own:
 oneDNN compiles a kernel for it.
 """
+LONG_OPTIMIZER, LONG_OPTIMIZER_OPERATORS = "long_optimizer", 7
+"""The code of an optimizer of many operators, and how many different ones: those of Adam's loop."""
 _MEASURED = {
     f"aten.{other}": f"aten.{name}" for name, others in _SHARED.items() for other in others.split()
 }

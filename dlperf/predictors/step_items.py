@@ -6,6 +6,7 @@ autograd) and the cache-miss penalties of its operands.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,13 @@ from functools import cached_property
 
 import numpy as np
 
-from dlperf.core.code_footprint import CONVOLUTION, CONVOLUTION_KERNEL, code_of
+from dlperf.core.code_footprint import (
+    CONVOLUTION,
+    CONVOLUTION_KERNEL,
+    LONG_OPTIMIZER,
+    LONG_OPTIMIZER_OPERATORS,
+    code_of,
+)
 from dlperf.core.costs import OPTIMIZER_CALL, OPTIMIZER_TENSOR
 from dlperf.core.prediction import Item
 from dlperf.core.trace import BY_HAND, ITEM_BYTES, LOSS, Argument, Op, TensorSpec, Trace
@@ -276,6 +283,17 @@ class StepItems:
         first_s, next_s = (self.caches.cold_start_s(code, before) for code in ("first", "next"))
         return max(0.0, first_s - next_s)
 
+    def _optimizer_cold_start_s(self, passed: ReuseDistance) -> float:
+        """Cold-start penalty of the optimizer, linear in the logarithm of its different operators
+        between one of a single one and one of many.
+        """
+        n = len({op.packet for op in self.trace.ops if op.phase == "optimizer"})
+        share = min(1.0, math.log(max(n, 1)) / math.log(LONG_OPTIMIZER_OPERATORS))
+        short_s, long_s = (
+            self.caches.cold_start_s(code, passed) for code in ("optimizer", LONG_OPTIMIZER)
+        )
+        return short_s + share * max(0.0, long_s - short_s)
+
     def _since(self, index: int) -> ReuseDistance:
         """Reuse distance of an op's code."""
         return ReuseDistance(self.analysis.code_distance[index], self.analysis.code_since[index])
@@ -379,9 +397,8 @@ class StepItems:
                 yield self._call(layer.name, phase, seconds, "compiled call", "extrapolated")
         if not is_training:
             return
-        backward_s, zero_s, optimizer_s = (
-            self.caches.cold_start_s(code, passed)
-            for code in ("backward", "zero_grad", "optimizer")
+        backward_s, zero_s = (
+            self.caches.cold_start_s(code, passed) for code in ("backward", "zero_grad")
         )
         backward_s += self.cost_s("backward_call")
         yield self._call(LOSS, "backward", backward_s, "backward call")
@@ -391,6 +408,7 @@ class StepItems:
         zero_s += self.cost_s("zero_grad_call") + n_tensors * self.cost_s("zero_grad_tensor")
         if trace.optimizer.zero_grad:
             yield self._call(LOSS, "zero_grad", zero_s, "zero_grad")
+        optimizer_s = self._optimizer_cold_start_s(passed)
         optimizer_s += self.optimizer.call_s + n_tensors * self.optimizer.tensor_s
         # a shared parameter counts once, in the layer that owns it
         owned = Counter(trace.parameters[index].layer for index in dict(trace.arrivals))

@@ -43,6 +43,7 @@ from dlperf.core.trace import (
     TensorSpec,
 )
 from dlperf.microbench.conv import backward_of, convolution
+from dlperf.predictors import step_items
 from dlperf.predictors.allocator.simulation import AllocatorSimulation
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.cache_model import ReuseDistance
@@ -766,6 +767,29 @@ COSTS = {
     "zero_grad_tensor": 1e-3,
     CostKey("optimizer_tensor", "Adam", 10, "for-loop"): 6e-5,
 }
+
+
+@pytest.mark.parametrize(("n", "more_s"), [(1, 0.0), (2, 2e-6), (4, 4e-6), (7, 6e-6), (9, 6e-6)])
+def test_an_optimizer_of_more_operators_has_more_code(
+    n: int, more_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linear in the logarithm of their number: with eight for Adam, a third for each factor of two;
+    seven are as good as eight here.
+    """
+    monkeypatch.setattr(step_items, "LONG_OPTIMIZER_OPERATORS", 8 if n in (2, 4) else 7)
+    names = ("relu", "tanh", "exp", "sin", "cos", "abs", "neg", "sqrt", "erf")[:n]
+    ops = tuple(replace(relu(4, "a", "optimizer"), name=f"aten.{name}.default") for name in names)
+    step = replace(training(OptimizerInfo("SGD", "for-loop", 3)), ops=ops)
+    cold = {
+        CostKey("instruction_cache_pressure", of, 1): seconds
+        for of, seconds in (("optimizer", 4e-6), ("long_optimizer", 1e-5))
+    }
+    short = dict(list(cold.items())[:1])
+    plain, alone, found = (
+        priced(step, machine(COSTS | costs)).step.optimizer_s for costs in ({}, short, cold)
+    )
+    assert alone - plain == pytest.approx(4e-6)  # type: ignore[operator]
+    assert found - alone == pytest.approx(more_s)  # type: ignore[operator]
 
 
 def test_a_measured_loop_is_shared_by_parameters() -> None:
