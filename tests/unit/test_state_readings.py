@@ -21,6 +21,8 @@ from dlperf.core import host, state_probe
 from dlperf.core.clock import Clock
 from dlperf.core.machine import Machine
 from dlperf.core.state import Reading
+from dlperf.runner import state_readings
+from dlperf.runner.core_speed import is_traced
 from dlperf.runner.findings import Findings
 from dlperf.runner.run_report import to_document, to_json, to_text
 from dlperf.runner.state_readings import N_ROUNDS, StateReadings
@@ -45,6 +47,12 @@ def _no_hook_stays() -> Iterator[None]:
     before = hooks()
     yield
     assert hooks() == before
+
+
+@pytest.fixture(autouse=True)
+def _not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracer that measures coverage of these tests is not there."""
+    monkeypatch.setattr(state_readings, "is_traced", lambda: False)
 
 
 @pytest.fixture
@@ -145,8 +153,9 @@ def test_without_a_reference_of_this_processor_nothing_is_read(
     assert "blind" not in text
 
 
-def test_under_a_tracer_nothing_is_read(taken: list[int]) -> None:
+def test_under_a_tracer_nothing_is_read(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A tracer slows the probe's own work."""
+    monkeypatch.setattr(state_readings, "is_traced", is_traced)
     before = sys.gettrace()
 
     def traced() -> None:
