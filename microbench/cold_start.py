@@ -297,8 +297,8 @@ class _Bench:
         yield CONVOLUTION_KERNEL, (one,), another, _N_SAMPLES
 
     def take_once_a_step(self, work: Work) -> None:
-        """``backward``, ``optimizer`` (SGD, of one operator), ``long_optimizer`` (Adam, of many) and
-        ``zero_grad``, which comes right after an optimizer.
+        """``backward``, ``optimizer`` (SGD, of one operator), ``long_optimizer`` (Adam, of
+        many), and ``zero_grad``, which comes right after an optimizer.
         """
         leaf = torch.rand(4, 4, requires_grad=True)
         parameters = [torch.rand(4, requires_grad=True) for _ in range(_N_PARAMETERS)]
