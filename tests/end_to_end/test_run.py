@@ -197,7 +197,7 @@ def test_training_is_the_same_to_the_bit(
     assert data["passes_per_step"] == (2 if "--accumulate" in arguments else 1)
     layers = {row["layer"] for row in data["measurement"]["layers"]}  # type: ignore[index]
     assert layers == {"Net", "conv", "norm", "act", "drop", "out", "(loss)"}
-    assert len(data["measurement"]["states"]) == 2  # type: ignore[index]
+    assert len(data["measurement"]["states"]) == 1  # type: ignore[index]
     forecast = data["forecast"]
     # 120 samples in batches of 4 are 30 batches; accumulating two makes 15 steps
     assert forecast["steps"] == (15 if "--accumulate" in arguments else 30)  # type: ignore[index]
