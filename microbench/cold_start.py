@@ -155,14 +155,8 @@ def elementwise_operators() -> tuple[Op, ...]:
 
 def _others(op: Op) -> list[Op]:
     """Two operators that leave the code warm that all operators share, and not this one's own."""
-    n_columns = _TINY[1]
-    rows, column = T(*_TINY), T(n_columns)
-    square = TensorSpec((n_columns, n_columns), (1, n_columns))
-    others = (
-        Op("aten.native_layer_norm.default", (rows, (n_columns,), column, column, 1e-5)),
-        Op("aten.addmm.default", (column, rows, square)),
-        Op("aten.cat.default", ((rows, rows),)),
-    )
+    tiny = {one.packet: one for one in tiny_operators()}
+    others = (tiny[f"aten.{name}"] for name in ("native_layer_norm", "addmm", "cat"))
     return [one for one in others if not {*codes_of(one.packet)} & {*codes_of(op.packet)}][:2]
 
 

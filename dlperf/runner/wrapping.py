@@ -317,7 +317,7 @@ class profile:
     The loop must call the model and ``backward``, for 7 steps at least and 19 to time layers; then
     no hook is left but a step counter. A step is one period of the loop, with all models that train
     in it. `machine` is a Machine or a machine file, by default this machine's file. Where it has a
-    reference, the machine's state is read around the timed steps, and the report is at it. A loop
+    reference, the machine's state is read after the timed steps, and the report is at it. A loop
     that raises raises unchanged.
 
     Raises DlperfError, before the loop runs, for a machine file that is missing or cannot be used.
