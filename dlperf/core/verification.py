@@ -27,9 +27,9 @@ _ENOUGH_TESTS = 9
 _LEAST_FACTOR = 0.5
 """Least interval calibration factor of enough tests."""
 _PRIOR_TESTS = 19
-"""Tests that a file without bias counts as much as. Six calibrations of an Intel Xeon, each with 19
-tests: median errors of twelve networks measured minutes later were 0.5 times as large as those of
-the tests.
+"""Tests that a file without bias counts as much as. Five calibrations of an Intel Xeon, each with
+19 tests: median errors of twelve networks (once 23) measured minutes later were, all together, 0.5
+times as large as those of the tests.
 """
 
 
