@@ -310,10 +310,12 @@ def compare(seeds: range, n_processes: int, policies: list[str]) -> None:
     """All networks under all policies; dlperf is imported here, so that the training processes know
     nothing of it.
     """
+    from dlperf.core import host
     from dlperf.core.machine import Cpu, Machine
     from dlperf.microbench.memory import measure_footprints
     from dlperf.predictors.allocator import simulation
     from dlperf.predictors.analysis import analyse
+    from dlperf.predictors.kernels.onednn import block_of
     from dlperf.predictors.page_faults import peak_memory_bytes
     from dlperf.recorder.recording import record
 
@@ -345,7 +347,7 @@ def compare(seeds: range, n_processes: int, policies: list[str]) -> None:
                     env={**os.environ, **(settings or {}), "OMP_NUM_THREADS": "1"},
                 )
                 runs.append(json.loads(child.stdout))
-            replay = analyse(trace, policy).allocator
+            replay = analyse(trace, policy, block_of(host.this_cpu().flags)).allocator
             huge = sum(replay.huge_faults)
             counts, of_forward, added = zip(*runs)
             forward = sum(

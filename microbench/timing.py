@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dlperf.core.clock import MAX_EXTENSION, Clock, Sampler, Samples, undisturbed
+from dlperf.core.clock import Clock, Sampler, Samples
 from dlperf.core.machine import Kernel
 from dlperf.microbench.plan import Group, Point
 
@@ -18,9 +18,18 @@ _ONE_CALL_S = 0.005
 """A call that takes as long is a raw sample by itself, and sampled half as often."""
 _MOST_TIMES = 2
 _AGREE_FRAC = 0.02
+_FIRST_EXTENSION, _EXTENSION = 1.0, 6.0
+"""Longest extension of a kernel's first raw sample and of later ones, relative to its length: every
+kernel is to be sampled at all, and beside a busy co-tenant a later pass finds the core undisturbed
+more likely than the next milliseconds.
+"""
+_SAME_SPEED = 1.2
+"""Least times of the core's work, relative to each other, that are of the same undisturbed core: on
+AMD Zen 3 and Intel Xeon they are up to 1.18, beside a co-tenant on the same core 1.5 and more.
+"""
 _LEAST_ALIKE, _MOST_ALIKE = 5, 15
-"""Kernels with samples of both kinds that tell how much longer those took that were disturbed from
-begin to end.
+"""Kernels with undisturbed and disturbed parts that tell how much longer those took that were
+disturbed from begin to end.
 """
 _LEAST_POINTS = 12
 """Points of a group that are sampled however short the time is: a curve through fewer says nothing.
@@ -39,70 +48,85 @@ class Timed:
     n_left_out: int = 0
 
 
-@dataclass
-class _Taken:
-    """Raw samples of one kernel, each with whether it was disturbed and the number of the machine's
-    reading before it, and the number of calls in one.
+@dataclass(frozen=True)
+class _Raw:
+    """A raw sample: seconds a call, whether it was disturbed, the number of the machine's reading
+    before it, and the least time of the core's work, by which it was judged.
     """
 
-    pairs: list[tuple[float, bool]] = field(default_factory=list)
-    readings: list[int] = field(default_factory=list)
+    seconds: float
+    disturbed: bool
+    reading: int | None
+    best_s: float
+
+
+@dataclass
+class _Taken:
+    """Raw samples of one kernel, and the number of calls in one.
+
+    `slowed_parts` has seconds of the disturbed parts of samples, and how many times the undisturbed
+    ones of the same sample these are.
+    """
+
+    raw: list[_Raw] = field(default_factory=list)
+    slowed_parts: list[tuple[float, float]] = field(default_factory=list)
     n_calls: int = 0
     is_long: bool = False
 
-    @property
-    def clean(self) -> list[float]:
-        return sorted(value for value, disturbed in self.pairs if not disturbed)
+    def clean(self, best_s: float) -> list[_Raw]:
+        """The undisturbed samples, the least first, where an undisturbed core does its work in
+        `best_s`. What was judged by a much longer time was judged beside a co-tenant.
+        """
+        clean = (
+            one for one in self.raw if not one.disturbed and one.best_s <= _SAME_SPEED * best_s
+        )
+        return sorted(clean, key=lambda one: one.seconds)
 
-    def wants(self, n_samples: int) -> bool:
+    def wants(self, n_samples: int, best_s: float) -> bool:
         """Whether it is to be sampled again: `n_samples` times, half as often where a call takes
         long, and further while most are disturbed, but no more once the least undisturbed ones
         agree, half as many as samples are wanted.
         """
-        clean, n_agreeing = self.clean, max(2, n_samples // 2)
-        if len(clean) >= n_agreeing and clean[n_agreeing - 1] <= (1 + _AGREE_FRAC) * clean[0]:
-            return False
+        clean, n_agreeing = self.clean(best_s), max(2, n_samples // 2)
+        if len(clean) >= n_agreeing:
+            least_s, other_s = clean[0].seconds, clean[n_agreeing - 1].seconds
+            if other_s <= (1 + _AGREE_FRAC) * least_s:
+                return False
         n_wanted = math.ceil(n_samples / 2) if self.is_long else n_samples
-        return len(self.pairs) < n_wanted or (
-            len(self.pairs) < _MOST_TIMES * n_wanted and 2 * len(clean) < n_wanted
+        return len(self.raw) < n_wanted or (
+            len(self.raw) < _MOST_TIMES * n_wanted and 2 * len(clean) < n_wanted
         )
 
-    def readings_of(self, samples: Samples) -> tuple[int, ...]:
-        """The readings before the undisturbed samples; where there are none, before all, or that of
-        the median one, of which an estimate was made.
+    def slowed(self, best_s: float) -> list[tuple[float, float]]:
+        """Seconds when disturbed, and how many times the undisturbed ones these are: of parts of
+        samples, and of the usual disturbed sample over the least undisturbed one.
         """
-        rows = list(zip(self.readings, self.pairs))
-        clean = [reading for reading, (_, disturbed) in rows if not disturbed]
-        if clean or len(samples.values) == len(self.pairs):
-            return tuple(clean or self.readings)
-        by_time = sorted((value, reading) for reading, (value, _) in rows)
-        return tuple(reading for _, reading in by_time[len(by_time) // 2 :][:1])
-
-    @property
-    def slowed(self) -> tuple[float, float] | None:
-        """Seconds of the usual disturbed sample, and how many times the least undisturbed one that
-        is; None without samples of both kinds.
-        """
-        clean, slow = self.clean, [value for value, disturbed in self.pairs if disturbed]
-        if not clean or not slow or clean[0] == 0:
-            return None
+        clean, slow = self.clean(best_s), [one.seconds for one in self.raw if one.disturbed]
+        if not clean or not slow or clean[0].seconds == 0:
+            return self.slowed_parts
         usual_s = statistics.median(slow)
-        return usual_s, usual_s / clean[0]
+        return [*self.slowed_parts, (usual_s, usual_s / clean[0].seconds)]
 
+    def result(
+        self, best_s: float, slowed: Sequence[tuple[float, float]]
+    ) -> tuple[Samples, tuple[int, ...]]:
+        """The undisturbed samples, in the order taken, and the readings before them.
 
-def _without(taken: _Taken, slowed: Sequence[tuple[float, float]]) -> Samples:
-    """An estimate for a kernel without undisturbed samples: its median over the median slowdown of
-    kernels of the group that take about as long; its samples unchanged where too few kernels show
-    one.
-    """
-    values = [value for value, _ in taken.pairs]
-    usual_s = statistics.median(values)
-    if len(slowed) < _LEAST_ALIKE or usual_s == 0:
-        return Samples(tuple(values))
-    alike = sorted(slowed, key=lambda pair: abs(math.log(pair[0] / usual_s)))[:_MOST_ALIKE]
-    return Samples(
-        (usual_s / max(1.0, statistics.median(factor for _, factor in alike)),), len(values)
-    )
+        Without any, an estimate: the median sample over the median slowdown of the kernels `slowed`
+        that take about as long; all samples where too few kernels show one.
+        """
+        found = set(self.clean(best_s)) or set(self.raw)
+        rows = [one for one in self.raw if one in found]
+        samples = Samples(tuple(one.seconds for one in rows), len(self.raw) - len(rows))
+        if not self.clean(best_s):
+            rows = sorted(self.raw, key=lambda one: one.seconds)
+            usual = rows[len(rows) // 2]
+            if len(slowed) >= _LEAST_ALIKE and usual.seconds > 0:
+                alike = sorted(slowed, key=lambda pair: abs(math.log(pair[0] / usual.seconds)))
+                factor = statistics.median(factor for _, factor in alike[:_MOST_ALIKE])
+                samples = Samples((usual.seconds / max(1.0, factor),), len(self.raw))
+                rows = [usual]
+        return samples, tuple(one.reading for one in rows if one.reading is not None)
 
 
 @dataclass
@@ -144,11 +168,24 @@ class Timing:
         """Indices of the points without any sample, and of those that want more."""
         if self._n_passes >= _MOST_TIMES * self.group.repeats.n_samples:
             return []  # what there is no memory for any more would be wanted for ever
+        best_s = self.clock.best_s()
         return self.unsampled() + [
             index
             for index, taken in self._taken.items()
-            if taken.wants(self.group.repeats.n_samples)
+            if taken.wants(self.group.repeats.n_samples, best_s)
         ]
+
+    @property
+    def unsteady(self) -> list[int]:
+        """Indices of the points with samples, none of them undisturbed."""
+        best_s = self.clock.best_s()
+        return [index for index, taken in self._taken.items() if not taken.clean(best_s)]
+
+    @property
+    def slowed(self) -> list[tuple[float, float]]:
+        """Seconds of disturbed calls, and how many times the undisturbed ones these are."""
+        best_s = self.clock.best_s()
+        return [pair for taken in self._taken.values() for pair in taken.slowed(best_s)]
 
     def take(
         self, indices: Sequence[int], progress: Callable[[int], None], allowance_s: float = math.inf
@@ -157,8 +194,10 @@ class Timing:
         each that is done.
         """
 
+        best_s = self.clock.best_s()
+
         def urgency(index: int) -> tuple[int, int]:
-            n_clean = len(self._taken[index].clean) if index in self._taken else 0
+            n_clean = len(self._taken[index].clean(best_s)) if index in self._taken else 0
             return n_clean, self.group.points[index].rank
 
         order = list(indices)
@@ -175,7 +214,7 @@ class Timing:
     def _sample(self, index: int) -> None:
         from dlperf.microbench.operator_benchmark import Unplayable, build
 
-        reading = [] if self.reading is None else [self.reading()]  # it touches all caches
+        reading = None if self.reading is None else self.reading()  # it touches all caches
         try:
             call = build(self.group.points[index].op)
         except (Unplayable, MemoryError) as error:
@@ -187,41 +226,36 @@ class Timing:
         # in every pass: the memory is new, and what a library made for this shape and kept may be
         # gone since
         call()
+        repeats, call_s = replace(self.group.repeats, n_samples=1), self.clock.now() - begin
         if not taken.n_calls:
-            taken.is_long = self.clock.now() - begin >= _ONE_CALL_S
-        n_calls = 1 if taken.is_long else taken.n_calls
-        sampler = Sampler(
-            call,
-            replace(self.group.repeats, n_samples=1),
-            replace(self.clock, back_off=None),
-            n_calls,
-        )  # the next pass is soon enough
-        sampler.take(
-            MAX_EXTENSION if taken.pairs else 0.0
-        )  # at first every kernel is to be sampled at all
-        taken.n_calls = sampler.n_calls
-        taken.pairs += sampler.pairs
-        taken.readings += reading * len(sampler.pairs)
+            taken.is_long = call_s >= _ONE_CALL_S
+            n_calls = math.ceil(repeats.sample_s / call_s) if call_s > 0 else repeats.max_calls
+            taken.n_calls = 1 if taken.is_long else min(n_calls, repeats.max_calls)
+        # The next pass is soon enough: nothing waits here.
+        clock = replace(self.clock, back_off=None)
+        sampler = Sampler(call, repeats, clock, taken.n_calls)
+        sampler.take(_EXTENSION if taken.raw else _FIRST_EXTENSION)
+        best_s = self.clock.best_s()
+        taken.raw += [_Raw(*pair, reading, best_s) for pair in sampler.pairs]
+        taken.slowed_parts += sampler.slowed
 
-    def result(self) -> Timed:
-        """What the passes so far found: the undisturbed samples of each kernel, or what
-        :func:`_without` makes of one that has none.
+    def result(self, elsewhere: Sequence[tuple[float, float]] = ()) -> Timed:
+        """What the passes so far found: the undisturbed samples of each kernel, or an estimate for
+        one that has none, by the slowdowns of the group's kernels, or those `elsewhere` where these
+        are too few.
         """
-        slowed = [pair for taken in self._taken.values() if (pair := taken.slowed) is not None]
+        best_s, slowed = self.clock.best_s(), self.slowed
+        slowed = slowed if len(slowed) >= _LEAST_ALIKE else [*slowed, *elsewhere]
         kernels = []
         for index, taken in sorted(self._taken.items()):
             point = self.group.points[index]
-            samples = (
-                undisturbed(taken.pairs, least_frac=0.0) if taken.clean else _without(taken, slowed)
-            )
-            kernels.append(
-                Kernel(point.op, point.family, self.threads, samples, taken.readings_of(samples))
-            )
+            samples, readings = taken.result(best_s, slowed)
+            kernels.append(Kernel(point.op, point.family, self.threads, samples, readings))
         n_planned = len(self.group.points) - self._n_further
         return Timed(
             tuple(kernels),
             tuple(self._refused.values()),
-            sum(not taken.clean for taken in self._taken.values()),
+            len(self.unsteady),
             sum(index < n_planned for index in self.unsampled()),
         )
 

@@ -93,6 +93,10 @@ def further_points(mode: str, flags: tuple[str, ...]) -> dict[str, tuple[Point, 
 
 FURTHER = {"quick": 0, "full": 5000, "thorough": 6000}
 """The most points that a calibration takes where its curves err most."""
+_MENDING_PASSES, _MENDING_FRAC = 4, 0.6
+"""Passes over the kernels without an undisturbed sample, and the part of the time left after the
+first pass that each may take, before there are further points.
+"""
 _FURTHER_FRAC = 0.4
 """Part of the time left after the first pass that their first samples may take."""
 BACK_OFF_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
@@ -372,6 +376,10 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         system_costs[name] = costs
         tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
     first_samples(math.inf, budget.part(_FIRST_FRAC))
+    for number in range(2, 2 + _MENDING_PASSES):
+        unsteady = {name: found for name, timing in timings.items() if (found := timing.unsteady)}
+        for _ in take(unsteady, budget.part(_MENDING_FRAC), number):
+            pass
     if job["asks"] and (n_further := affordable()):
         say({"wants": n_further})
         more = further_points(mode, cpu.flags)
@@ -395,8 +403,9 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     states.take_last()
     for name in again.keys() & system_costs:
         tell(name, costs=system_costs[name])
+    slowed = [pair for timing in timings.values() for pair in timing.slowed]
     for name, timing in timings.items():
-        tell(name, timing.result())
+        tell(name, timing.result(slowed))
 
 
 def _without(group: Group, indices: Sequence[int]) -> Group:

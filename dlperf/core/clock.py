@@ -40,14 +40,16 @@ class Clock:
     """Time and disturbances of a measurement; tests give their own.
 
     `switches` counts disturbances: an interval in which it grows is disturbed. `back_off` runs
-    after a disturbed sample and may wait. After `until` samples are repeated only as often as is
-    necessary. With a `device` its events time what it computes.
+    after a disturbed sample and may wait. `best_s` is the least time so far of the work by which
+    `switches` judges. After `until` samples are repeated only as often as is necessary. With a
+    `device` its events time what it computes.
     """
 
     now: Callable[[], float] = time.perf_counter
     switches: Callable[[], int] = involuntary_switches
     device: DeviceClock | None = None
     back_off: Callable[[], object] | None = None
+    best_s: Callable[[], float] = lambda: 0.0
     until: float = math.inf
 
     @property
@@ -77,6 +79,8 @@ SLOW, SLOWEST = 1.25, 2.5
 """Times of a fixed piece of work relative to its best: above SLOW the core is shared or throttled;
 above SLOWEST it was taken away.
 """
+THROUGHOUT = 2
+"""Disturbances of an interval that begins and ends on a slow core."""
 _WORK_LOOPS = 300
 _MAX_BACK_OFF_S = 0.5
 _LONGEST_GAP_S = 0.05
@@ -128,10 +132,10 @@ class CoreSpeed:
 
     def __call__(self) -> int:
         """Disturbances so far. A slow core counts for the interval that ends here and for the one
-        that begins.
+        that begins: an interval between two of them has :data:`THROUGHOUT`.
         """
         slow = self.slow()
-        self.n_slow += slow or self._was_slow
+        self.n_slow += slow + self._was_slow
         self._was_slow = slow
         return self.n_slow + self.switches()
 
@@ -152,7 +156,7 @@ class CoreSpeed:
 
     def clock(self) -> Clock:
         """A clock that keeps this speed."""
-        return Clock(self.now, self, back_off=self.back_off)
+        return Clock(self.now, self, back_off=self.back_off, best_s=lambda: self.best_s)
 
 
 def _spin() -> int:
@@ -281,7 +285,9 @@ class Sampler:
     undisturbed parts; only where it has none is it disturbed.
 
     `pairs` are all raw samples so far in seconds a call, each with whether it was disturbed.
-    `n_calls` is the number of calls in a raw sample, 0 before the first.
+    `slowed` has the median of the parts of a raw sample that were disturbed throughout, and how
+    many times that of the undisturbed ones it is, of each that has both. `n_calls` is the number of
+    calls in a raw sample, 0 before the first.
 
     >>> ticks = iter(range(100))
     >>> clock = Clock(now=lambda: float(next(ticks)), switches=lambda: 0)
@@ -299,6 +305,7 @@ class Sampler:
     ) -> None:
         self._call, self.repeats, self._clock = call, repeats, clock
         self.pairs: list[tuple[float, bool]] = []
+        self.slowed: list[tuple[float, float]] = []
         self.n_calls = n_calls  # where an earlier sampler has not found it, warming up does
 
     @property
@@ -356,7 +363,8 @@ class Sampler:
             else max(1, min(self.n_calls, round(self.repeats.sample_s / PART_S)))
         )
         part = math.ceil(self.n_calls / n_parts)
-        extension_s, clean = extension * self.repeats.sample_s, list[float]()
+        extension_s = extension * self.repeats.sample_s
+        clean, slow = list[float](), list[float]()
         whole_s = spent_s = seconds = 0.0
         n_done = 0
         disturbances = self._clock.switches()
@@ -372,6 +380,11 @@ class Sampler:
             spent_s, n_done = spent_s + seconds, n_done + n_calls
             if disturbances == before:
                 clean.append(seconds / n_calls)
+            elif disturbances - before >= THROUGHOUT:
+                slow.append(seconds / n_calls)
+        if clean and slow and (least_s := statistics.median(clean)):
+            usual_s = statistics.median(slow)
+            self.slowed.append((usual_s, usual_s / least_s))
         self.pairs.append(
             (statistics.median(clean), False) if clean else (whole_s / self.n_calls, True)
         )

@@ -15,19 +15,19 @@ from dlperf.core.clock import quantile
 from dlperf.core.conversion import PositiveSeconds, Text
 from dlperf.core.units import format_seconds
 
-SCHEMA, SCHEMA_VERSION = "dlperf.state", 2
+SCHEMA, SCHEMA_VERSION = "dlperf.state", 3
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Six probes of a machine, in seconds: products in L1, short calls of much code, products
+    """Six probes of a machine, in seconds: long products, short calls of much code, products
     within a core's own caches, copies within the shared cache and in DRAM, and first touches of
     pages.
 
     `created` is the time of the reading, ISO 8601.
     """
 
-    core_s: PositiveSeconds  #: Matrix products in L1.
+    core_s: PositiveSeconds  #: Long matrix products.
     interpreter_s: PositiveSeconds  #: Short calls of much code.
     private_cache_s: PositiveSeconds  #: Matrix products within a core's own caches.
     shared_cache_s: PositiveSeconds  #: Copy within the shared cache.

@@ -1,4 +1,6 @@
-"""Properties of a trace on any machine: reuse distances of operands and code, what malloc does."""
+"""Properties of a trace on any machine of a vector width: reuse distances of operands and code,
+what malloc does.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from dlperf.core.caching import cached_by_identity
 from dlperf.core.trace import Trace
 from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
-from dlperf.predictors.kernels.onednn import workspace_bytes
+from dlperf.predictors.kernels.onednn import BLOCK, workspace_bytes
 from dlperf.predictors.kernels.sub_kernels import scratch
 from dlperf.predictors.reuse_distance import ReuseDistances, reuse_distances
 from dlperf.predictors.zeros import roots_of_zero
@@ -37,10 +39,12 @@ class Analysis(ReuseDistances):
 
 
 @cached_by_identity
-def analyse(trace: Trace, malloc: str) -> Analysis:
-    """Analysis of a trace under an allocator policy."""
+def analyse(trace: Trace, malloc: str, block: int = BLOCK) -> Analysis:
+    """Analysis of a trace under an allocator policy, with oneDNN's blocks of so many channels
+    (:func:`dlperf.predictors.kernels.onednn.block_of`).
+    """
     kept = [found for op in trace.ops if (found := workspace_bytes(op)) is not None]
-    allocator = simulation.simulate(trace, scratch, malloc, kept)
+    allocator = simulation.simulate(trace, lambda op: scratch(op, block), malloc, kept)
     flops, n_bytes = counts.totals(trace)
     far = reuse_distances(trace, allocator, n_bytes)
     n = len(trace.ops)

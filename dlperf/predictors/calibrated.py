@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dlperf.core.blas import one_blas_thread
 from dlperf.core.costs import CACHE_RESIDENCY, PAGE_RESIDENCY
 from dlperf.core.machine import Machine, lacks
 from dlperf.core.measurement import Measurement
@@ -29,8 +30,8 @@ from dlperf.ops.fused import FUSED
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.base import register
 from dlperf.predictors.kernel_cost_model import cost_model_of
-from dlperf.predictors.kernel_model import one_blas_thread
 from dlperf.predictors.kernels.description import KernelDescription, stacked
+from dlperf.predictors.kernels.onednn import block_of
 from dlperf.predictors.page_faults import peak_memory_bytes
 from dlperf.predictors.step_items import LEAST_KERNEL_S, StepItems
 from dlperf.predictors.transfer import as_measured, carried_cost_model
@@ -76,7 +77,7 @@ class Calibrated:
         else:
             cost_model = carried_cost_model(self.profiled_on, machine, threads)
             machine = cost_model.machine
-        analysis = analyse(trace, malloc)
+        analysis = analyse(trace, malloc, block_of(machine.cpu.flags))
         step = StepItems(trace, cost_model, analysis, cost_model.threads == threads)
         step.notes |= cost_model.notes
         items = step.items()
@@ -110,7 +111,8 @@ def pause_slowdowns(
     """
     if not machine.costs_of(CACHE_RESIDENCY, PAGE_RESIDENCY):
         return tuple(1.0 for _ in pauses_s)
-    step = StepItems(trace, cost_model_of(machine, threads), analyse(trace, malloc), True)
+    analysis = analyse(trace, malloc, block_of(machine.cpu.flags))
+    step = StepItems(trace, cost_model_of(machine, threads), analysis, True)
 
     def step_s(pause_s: float) -> float:
         step.stand_still(pause_s)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlperf.core.blas import one_blas_thread
 from dlperf.core.data_sheet import UNMEASURED
 from dlperf.core.errors import DlperfError
 from dlperf.core.items import Shares
@@ -37,7 +38,6 @@ from dlperf.predictors.kernel_cost_model import (
     PricedSubKernel,
     cost_model_of,
 )
-from dlperf.predictors.kernel_model import one_blas_thread
 from dlperf.predictors.kernels.description import KernelDescription, stacked
 
 DATA_SHEET = "data-sheet"

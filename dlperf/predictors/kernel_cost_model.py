@@ -19,6 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
+from dlperf.core.blas import one_blas_thread
 from dlperf.core.caching import cached_by_identity
 from dlperf.core.machine import EXACT, Kernel, KernelModelFit, Machine
 from dlperf.core.trace import Op
@@ -31,11 +32,11 @@ from dlperf.predictors.kernel_model import (
     Hyperparameters,
     KernelModel,
     fit_hyperparameters,
-    one_blas_thread,
 )
 from dlperf.predictors.kernels.catalog import describe
 from dlperf.predictors.kernels.contractions import sort_of, sort_of_variant
 from dlperf.predictors.kernels.description import KernelDescription, stacked
+from dlperf.predictors.kernels.onednn import block_of
 from dlperf.predictors.kernels.sub_kernels import sub_kernels
 
 Variant = tuple[str, ...]
@@ -140,7 +141,7 @@ class KernelCostModel:
         """Description of an operator's kernel on this machine."""
         if self.machine.data_sheet is not None:
             return describe_on(self.machine, op)
-        return describe(op, self.threads)
+        return describe(op, self.threads, block_of(self.machine.cpu.flags))
 
     def _sort_of(self, op: Op) -> tuple[str, ...]:
         """The sort of an operator; on a device its name."""
@@ -393,7 +394,7 @@ def least_certain(
     members: dict[tuple[str, ...], list[tuple[str, int, KernelDescription]]] = defaultdict(list)
     for name, ops in pool.items():
         for index, op in enumerate(ops):
-            if (description := describe(op, threads)) is not None:
+            if (description := cost_model.describe(op)) is not None:
                 members[description.variant].append((name, index, description))
     scored = [
         (score, name, index)

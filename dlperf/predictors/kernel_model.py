@@ -10,37 +10,15 @@ g the posterior mean of a Gaussian process with a Matern-3/2 kernel over the log
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, wraps
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import ThreadpoolController
 
 from dlperf.core.variation import Z90
 from dlperf.predictors.kernels.description import KernelDescription
 
 Array = npt.NDArray[np.float64]
-F = TypeVar("F", bound=Callable[..., object])
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    """The BLAS libraries of this process; looking for them takes milliseconds."""
-    return ThreadpoolController()
-
-
-def one_blas_thread(function: F) -> F:
-    """`function` with one BLAS thread: on small matrices a team of threads is slower."""
-
-    @wraps(function)
-    def limited(*args: object, **kwargs: object) -> object:
-        with _blas().limit(limits=1, user_api="blas"):
-            return function(*args, **kwargs)
-
-    return limited  # type: ignore[return-value]
 
 
 REACH = 1.5

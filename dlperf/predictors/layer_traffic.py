@@ -40,6 +40,7 @@ from dlperf.ops import counts
 from dlperf.ops.blocking import bound_bytes, is_contraction, products_of
 from dlperf.ops.roofs import LEVELS, Roofs
 from dlperf.predictors.analysis import analyse
+from dlperf.predictors.kernels.onednn import block_of
 
 TILE_FRAC = 0.5
 """The part of a cache that a tile takes; the rest is for what streams past it (Goto and van de
@@ -79,7 +80,7 @@ def trace_traffic(trace: Trace, cpu: Cpu, threads: int = 1) -> TraceTraffic:
     """The traffic of a trace on a processor with `threads` threads; see the module for what is
     assumed.
     """
-    analysis = analyse(trace, "default")
+    analysis = analyse(trace, "default", block_of(cpu.flags))
     cores = max(1, min(threads, cpu.n_cores))
     caches = [(name, size) for name, size in zip(LEVELS, cpu.caches_bytes) if size]
     # What all threads together keep in each cache; what a tile may take inside of each level.

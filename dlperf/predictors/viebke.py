@@ -35,6 +35,7 @@ from dlperf.ops import counts
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.base import op_items, register
 from dlperf.predictors.calibrated import Calibrated
+from dlperf.predictors.kernels.onednn import block_of
 from dlperf.predictors.measured_layers import layer_times_s, whole_s
 from dlperf.predictors.page_faults import peak_memory_bytes
 from dlperf.predictors.roofline import Roofline
@@ -186,4 +187,6 @@ def _bounds(trace: Trace, machine: Machine, threads: int) -> dict[tuple[str, str
 
 
 def _peak(trace: Trace, machine: Machine, malloc: str) -> int:
-    return peak_memory_bytes(trace, machine, analyse(trace, malloc).allocator)
+    return peak_memory_bytes(
+        trace, machine, analyse(trace, malloc, block_of(machine.cpu.flags)).allocator
+    )

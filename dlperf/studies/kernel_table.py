@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dlperf.core.blas import one_blas_thread
 from dlperf.core.errors import DlperfError
 from dlperf.core.kernel_table import KernelTable, TableRow
 from dlperf.core.machine import Machine
@@ -16,7 +17,6 @@ from dlperf.ops import counts
 from dlperf.predictors.data_sheet import DATA_SHEET
 from dlperf.predictors.device_kernels import is_possible, sheet_s
 from dlperf.predictors.kernel_cost_model import cost_model_of, fit_kernel_models
-from dlperf.predictors.kernel_model import one_blas_thread
 from dlperf.report.document import Column, format_table
 
 SCHEMA, SCHEMA_VERSION = "dlperf.kernel-validation", 1

@@ -111,8 +111,8 @@ def test_short_numbers_survive_exactly(tmp_path: Path) -> None:
     [
         (lambda d: d.update(schema_version=9), "schema_version is 9"),
         (
-            lambda d: d.update(schema_version=2),
-            "schema_version is 2, this dlperf writes 3; make the file again",
+            lambda d: d.update(schema_version=3),
+            "schema_version is 3, this dlperf writes 4; make the file again",
         ),
         (lambda d: d.update(schema="dlperf.trace"), "is no dlperf.measurement file"),
         (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from calibrated_cases import mm, relu, trace
 
-from dlperf.core.clock import Clock, Repeats, Samples
+from dlperf.core.clock import Clock, Repeats, Sampler, Samples
 from dlperf.core.costs import CostKey
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import conv, gemm, memory, pointwise, stream, threads
@@ -26,7 +26,7 @@ from dlperf.microbench.plan import (
     pick,
     turn,
 )
-from dlperf.microbench.timing import Timing, _Taken, time_group
+from dlperf.microbench.timing import Timing, _Raw, _Taken, time_group
 from dlperf.microbench.worker import (
     FURTHER,
     environment,
@@ -446,13 +446,17 @@ def test_kernels_that_branch_by_their_values_meet_others_each_time() -> None:
     assert torch.equal(call(), call())  # type: ignore[arg-type]
 
 
+def taken(*pairs: tuple[float, bool], best_s: float = 0.0) -> _Taken:
+    """Raw samples of a kernel, in seconds and whether disturbed, of a call each."""
+    return _Taken([_Raw(seconds, disturbed, None, best_s) for seconds, disturbed in pairs], [], 1)
+
+
 def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
     lost = [0]
     timing = Timing(relus(2, 4), 1, replace(Ticks(1e-3).clock(), switches=lambda: lost[0]))
-    timing._taken[0] = _Taken(
-        [(1e-3, True)] * 3, n_calls=1
-    )  # of the first kernel three samples are lost, of the second one
-    timing._taken[1] = _Taken([(1e-3, True), (1e-3, False), (2e-3, False)], n_calls=1)
+    # Of the first kernel three samples are lost, of the second one.
+    timing._taken[0] = taken(*[(1e-3, True)] * 3)
+    timing._taken[1] = taken((1e-3, True), (1e-3, False), (2e-3, False))
     timing._n_passes = 3
     assert list(timing.lacking) == [0, 1]
     timing.take(timing.lacking, lambda _: None)
@@ -470,19 +474,17 @@ def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
 def test_half_the_samples_are_enough_where_they_agree(
     second_s: float, n_samples: int, wanted: bool
 ) -> None:
-    assert (
-        _Taken([(1e-3, False), (second_s, False), (9e-3, True)], n_calls=1).wants(n_samples)
-        is wanted
-    )
+    found = taken((1e-3, False), (second_s, False), (9e-3, True))
+    assert found.wants(n_samples, 0.0) is wanted
 
 
 def test_where_time_is_short_kernels_without_an_undisturbed_sample_come_first() -> None:
     timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
     for index in range(40):
-        timing._taken[index] = _Taken([(1e-3, index % 5 == 0)], n_calls=1)
+        timing._taken[index] = taken((1e-3, index % 5 == 0))
     timing._n_passes = 1
     timing.take(timing.lacking, lambda _: None, allowance_s=0.01)
-    again = [index for index, taken in timing._taken.items() if len(taken.pairs) > 1]
+    again = [index for index, found in timing._taken.items() if len(found.raw) > 1]
     assert 0 < len(again) <= 8
     assert {index % 5 for index in again} == {0}
 
@@ -493,14 +495,57 @@ def test_a_kernel_that_was_always_disturbed_takes_what_it_would_without(n_both: 
     timing = Timing(relus(60, 3), 1)
     for index in range(n_both):
         best_s, factor = (1e-3, 1.5) if index < 20 else (1.0, 1.2)
-        timing._taken[index] = _Taken([(best_s, False), (factor * best_s, True)], [best_s])
-    timing._taken[59] = _Taken([(3e-3, True), (2.7e-3, True), (3.3e-3, True)], [3e-3])
+        timing._taken[index] = taken((best_s, False), (factor * best_s, True))
+    timing._taken[59] = taken((3e-3, True), (2.7e-3, True), (3.3e-3, True))
     samples = timing.result().kernels[-1].samples
     if n_both < 5:
         assert samples == Samples((3e-3, 2.7e-3, 3.3e-3))
     else:
         assert (samples.values, samples.n_disturbed) == ((pytest.approx(2e-3),), 3)
     assert timing.result().n_unsteady == 1
+
+
+def test_slowdowns_elsewhere_serve_a_group_that_was_disturbed_throughout() -> None:
+    timing = Timing(relus(1, 3), 1)
+    timing._taken[0] = taken((3e-3, True))
+    assert timing.result([(3e-3, 1.5)] * 4).kernels[0].samples == Samples((3e-3,))
+    # The 15 that take about as long count.
+    (value,) = timing.result([(3e-3, 1.5)] * 15 + [(3.0, 9.0)] * 50).kernels[0].samples.values
+    assert value == pytest.approx(2e-3)
+
+
+def test_parts_of_a_sample_tell_how_much_longer_a_disturbed_call_takes() -> None:
+    """A co-tenant that comes in the middle of each sample."""
+    lost, calls = [0], [0]
+    ticks = Ticks(0.0)
+
+    def call() -> None:
+        calls[0] += 1
+        slow = calls[0] % 8 >= 4
+        ticks.now_s += 1.5e-4 if slow else 1e-4
+        lost[0] += slow
+
+    sampler = Sampler(call, Repeats(1e-3, 1), Clock(ticks.look, lambda: lost[0]), 8)
+    sampler.take()
+    assert sampler.pairs == [(pytest.approx(1e-4), False)]
+    assert sampler.slowed == [(pytest.approx(1.5e-4), pytest.approx(1.5))]
+
+
+def test_a_sample_that_a_slow_core_judged_is_disturbed() -> None:
+    """The core was slow from the start on: nothing showed it until it was fast for once."""
+    best_s = [1.5]
+    clock = replace(Ticks(1e-3).clock(), best_s=lambda: best_s[0])
+    timing = Timing(relus(1, 3), 1, clock)
+    timing._taken[0] = taken((3e-3, False), best_s=1.5)
+    assert timing.unsteady == []
+    best_s[0] = 1.3
+    assert timing.unsteady == []  # the core's own variation
+    best_s[0] = 1.0
+    assert timing.unsteady == timing.lacking == [0]
+    timing.take(timing.lacking, lambda _: None)
+    assert timing.unsteady == []
+    samples = timing.result().kernels[0].samples
+    assert (samples.values, samples.n_disturbed) == (pytest.approx((1e-3,)), 1)
 
 
 def test_what_memory_runs_out_for_later_is_not_wanted_for_ever(

@@ -12,9 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from dlperf.core import host
 from dlperf.core.trace import Op
 from dlperf.microbench.conv import backward_of, convolution, output_size
-from dlperf.predictors.kernels.onednn import Convolution, Window, scratch, ways_of
+from dlperf.predictors.kernels.onednn import (
+    BLOCK,
+    Convolution,
+    Window,
+    block_of,
+    scratch,
+    ways_of,
+)
 
 RUN = """
 import json, sys, torch
@@ -103,8 +111,10 @@ def told(asked: list[dict[str, Any]]) -> list[dict[str, str]]:
     return found
 
 
-def _word(implementation: str) -> str:
-    known = {"gemm": "gemm", "brgconv_strided": "strided", "jit:avx2": "half"}
+def _word(implementation: str, block: int) -> str:
+    known = {"gemm": "gemm", "brgconv_strided": "strided"}
+    if block == BLOCK:
+        known["jit:avx2"] = "half"
     return next(
         (word for part, word in known.items() if part in implementation.replace("avx2+", "")), "own"
     )
@@ -112,10 +122,11 @@ def _word(implementation: str) -> str:
 
 @pytest.mark.process
 @pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512",
-    reason="the implementations are those of 512-bit vectors",
+    torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AVX2"),
+    reason="the implementations are those of x86",
 )
 def test_kernels_are_those_that_onednn_takes() -> None:
+    block = block_of(host.this_cpu().flags)
     asked = cases(160)
     wrong = []
     n_seen = {"gemm": 0, "half": 0, "strided": 0, "own": 0}
@@ -134,7 +145,7 @@ def test_kernels_are_those_that_onednn_takes() -> None:
         )
         window = Window(case["kernel"], *moves, after if transposed else case["size"])
         ours = Convolution(
-            *(reversed(channels) if transposed else channels), case["groups"], window
+            *(reversed(channels) if transposed else channels), case["groups"], window, block
         )
         ways = {
             "forward_training": ways_of(transposed, None),
@@ -146,11 +157,13 @@ def test_kernels_are_those_that_onednn_takes() -> None:
             expected = predicted if predicted in n_seen else "own"
             n_seen[expected] += 1
             n_transposed += transposed
-            if _word(implementation) != expected:
+            if _word(implementation, block) != expected:
                 wrong.append((name, implementation, expected, case))
     assert len(wrong) <= 0.01 * sum(n_seen.values()), (
         wrong
     )  # what is left: images smaller than the kernel's reach, two groups of three channels
+    n_half = n_seen.pop("half")
+    assert (n_half > 10) is (block == BLOCK)
     assert min(n_seen.values()) > 10
     assert n_transposed > 60
 

@@ -12,12 +12,16 @@ from dlperf.predictors.kernels import (  # noqa: F401  (their import registers t
     uncommon,
 )
 from dlperf.predictors.kernels.description import DESCRIPTIONS, KernelDescription
+from dlperf.predictors.kernels.onednn import BLOCK
 
 
-def describe(op: Op, threads: int = 1) -> KernelDescription | None:
-    """Description of an op on `threads` threads; None for an operator without a function."""
+def describe(op: Op, threads: int = 1, block: int = BLOCK) -> KernelDescription | None:
+    """Description of an op on `threads` threads of a processor with oneDNN's blocks of so many
+    channels (:func:`dlperf.predictors.kernels.onednn.block_of`); None for an operator without a
+    function.
+    """
     function = DESCRIPTIONS.get(op.packet)
-    return None if function is None else function(op, threads)
+    return None if function is None else function(op, threads, block)
 
 
 def known() -> tuple[str, ...]:

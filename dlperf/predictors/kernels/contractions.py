@@ -11,7 +11,7 @@ from dlperf.predictors.kernels.description import (
     described,
     ints,
     kernel_features,
-    kernel_features_by_threads,
+    kernel_features_by_host,
     log2,
     tensor,
 )
@@ -136,15 +136,15 @@ def sort_of_variant(variant: tuple[str, ...]) -> tuple[str, ...]:
     return variant[:3] if variant[0] in ("conv", "conv_weight", "conv_input") else ()
 
 
-@kernel_features_by_threads(*_CONVOLUTIONS)
-def _convolution(op: Op, threads: int) -> KernelDescription | None:
+@kernel_features_by_host(*_CONVOLUTIONS)
+def _convolution(op: Op, threads: int, block: int) -> KernelDescription | None:
     """A convolution, or a pass of its backward; a backward with both passes has no kernel model
     (:func:`dlperf.predictors.kernels.sub_kernels.sub_kernels`).
 
     A 1d convolution is a 2d one of height 1, as oneDNN computes it. A transposed one is described
     as the convolution that it is the gradient of.
     """
-    call, sort = convolution_call(op), sort_of(op)
+    call, sort = convolution_call(op, block), sort_of(op)
     if call is None or not sort:
         return None
     what, dtype, kind = sort
@@ -162,8 +162,10 @@ def _convolution(op: Op, threads: int) -> KernelDescription | None:
     # oneDNN computes on whole blocks of channels: what counts are padded channels, but for the
     # first layers' kernels and products along channels.
     whole = groups == 1 and onednn
-    wide_in, wide_out = (padded(c_in_g), padded(c_out_g)) if whole else (c_in_g, c_out_g)
-    lanes = padded(c_in) / c_in if groups > 1 and onednn else 1.0
+    wide_in, wide_out = (
+        (padded(c_in_g, block), padded(c_out_g, block)) if whole else (c_in_g, c_out_g)
+    )
+    lanes = padded(c_in, block) / c_in if groups > 1 and onednn else 1.0
 
     is_product = implementation in ("gemm", "native")
     # Multiplications and additions, those on padding included where the kernels do them.
@@ -181,8 +183,8 @@ def _convolution(op: Op, threads: int) -> KernelDescription | None:
         log2(out),
         2.0 * window.is_strided,
         log2(groups) * 0.5,
-        0.5 * (c_in % BLOCK != 0),
-        0.5 * (c_out % BLOCK != 0),
+        0.5 * (c_in % block != 0),
+        0.5 * (c_out % block != 0),
         float(window.is_dilated),
         float(d == 1),
         2.0 * (implementation == "strided" and window.fits_stride),
@@ -204,9 +206,9 @@ def _convolution(op: Op, threads: int) -> KernelDescription | None:
         weight.numel,
         n * out * kernel * c_in,
         moved_in,
-        moved_in * (c_in % BLOCK != 0),
+        moved_in * (c_in % block != 0),
         moved_out,
-        moved_out * (c_out % BLOCK != 0),
+        moved_out * (c_out % block != 0),
         n * groups * is_product,
     )
     variant, *others = _variants(what, dtype, kind, implementation, _is_channels_last(image))

@@ -63,13 +63,14 @@ def stacked(
 
 
 Describe = Callable[[Op], "KernelDescription | None"]
-DescribeByThreads = Callable[[Op, int], "KernelDescription | None"]
-DESCRIPTIONS: dict[str, DescribeByThreads] = {}
+DescribeOnHost = Callable[[Op, int, int], "KernelDescription | None"]
+DESCRIPTIONS: dict[str, DescribeOnHost] = {}
 """Description function of each operator, by packet name."""
 
 
-def kernel_features_by_threads(*packets: str) -> Callable[[DescribeByThreads], DescribeByThreads]:
-    """Register a description function of an op and a thread count, for operators by packet name.
+def kernel_features_by_host(*packets: str) -> Callable[[DescribeOnHost], DescribeOnHost]:
+    """Register a description function of an op, a thread count, and the channels of a block in
+    oneDNN's layouts, for operators by packet name.
 
     Raises DlperfError for an operator that is already described.
     """
@@ -77,10 +78,10 @@ def kernel_features_by_threads(*packets: str) -> Callable[[DescribeByThreads], D
 
 
 def kernel_features(*packets: str) -> Callable[[Describe], Describe]:
-    """Register a description function of an op; see :func:`kernel_features_by_threads`."""
+    """Register a description function of an op; see :func:`kernel_features_by_host`."""
 
     def add(function: Describe) -> Describe:
-        kernel_features_by_threads(*packets)(lambda op, _threads: function(op))
+        kernel_features_by_host(*packets)(lambda op, _threads, _block: function(op))
         return function
 
     return add

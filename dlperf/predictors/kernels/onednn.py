@@ -5,6 +5,7 @@ conditions as functions of shapes.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dlperf.core.trace import Op, TensorSpec
@@ -13,6 +14,9 @@ from dlperf.predictors.kernels.description import ints, tensor
 BLOCK = 16
 """Channels of a block in oneDNN's layouts with 512-bit vectors of float32 (aBcd16b)."""
 _HALF_BLOCK = 8
+"""Channels of a block with vectors of 256 bits (aBcd8b)."""
+_GROUP_CHANNELS = {BLOCK: 4, _HALF_BLOCK: 8}
+"""By the channels of a block, those of a group whose multiples have kernels of their own."""
 _PLAIN_WEIGHT_CHANNELS = 3
 """Up to a given number of input channels the gradient of the weight reads the image as it is."""
 _DEPTHWISE_WEIGHT_SIDE = 3
@@ -21,13 +25,22 @@ own.
 """
 
 
-def padded(channels: int) -> int:
+def block_of(flags: Collection[str]) -> int:
+    """Channels of a block in oneDNN's layouts on a processor with these flags.
+
+    >>> block_of(("avx2", "fma")), block_of(("avx2", "fma", "avx512f"))
+    (8, 16)
+    """
+    return _HALF_BLOCK if "avx2" in flags and "avx512f" not in flags else BLOCK
+
+
+def padded(channels: int, block: int = BLOCK) -> int:
     """Channels rounded up to whole blocks.
 
-    >>> padded(20)
-    32
+    >>> padded(20), padded(20, 8)
+    (32, 24)
     """
-    return BLOCK * math.ceil(channels / BLOCK)
+    return block * math.ceil(channels / block)
 
 
 def remainders(size: int) -> int:
@@ -113,14 +126,17 @@ def _positions_inside(first: int, step: int, size: int, positions: int) -> int:
     return max(0, min(positions, (size - 1 - first) // step + 1) - max(0, -(first // step)))
 
 
-def forward_implementation(c_in: int, c_out: int, groups: int, window: Window) -> str:
+def forward_implementation(
+    c_in: int, c_out: int, groups: int, window: Window, block: int = BLOCK
+) -> str:
     """Which kernels the forward takes, `c_in` and `c_out` counted in a group: ``first``,
     ``blocked`` or ``gemm``.
 
     ONEDNN_VERBOSE tells (v3.12): from fewer channels than a block it reads the plain image (wei
-    Acdb16a), but in jit_1x1; groups need channels in fours but for depthwise ones of one output
-    each, and a padded kernel of one tap has no kernel of its own: those are computed image by
-    image, by im2col and a product.
+    Acdb16a), but in jit_1x1, which kernels of 256 bits take with a stride, too; groups need
+    channels in fours (256 bits: eights) but for depthwise ones of one output each, and a padded
+    kernel of one tap has no kernel of its own: those are computed image by image, by im2col and a
+    product.
 
     >>> window = Window((3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
     >>> sizes = (3, 32, 1), (32, 32, 1), (6, 6, 4)
@@ -133,15 +149,23 @@ def forward_implementation(c_in: int, c_out: int, groups: int, window: Window) -
     if groups > 1 and c_in == c_out == 1:
         return "gemm" if len(window.kernel) == 3 and window.is_dilated else "blocked"
     if groups > 1:
-        return "blocked" if c_in % 4 == 0 and c_out % 4 == 0 else "gemm"
-    if math.prod(window.kernel) == 1 and window.is_padded_far:
+        return "blocked" if _are_whole(c_in, c_out, _GROUP_CHANNELS[block]) else "gemm"
+    is_one_tap = math.prod(window.kernel) == 1
+    if is_one_tap and window.is_padded_far:
         return "gemm"
-    return "blocked" if c_in >= BLOCK or window.is_point else "first"
+    has_own = window.is_point or (is_one_tap and block < BLOCK)
+    return "blocked" if c_in >= block or has_own else "first"
 
 
-def weight_implementation(c_in: int, c_out: int, groups: int, window: Window) -> str:
+def _are_whole(c_in: int, c_out: int, channels: int) -> bool:
+    return c_in % channels == 0 and c_out % channels == 0
+
+
+def weight_implementation(
+    c_in: int, c_out: int, groups: int, window: Window, block: int = BLOCK
+) -> str:
     """Which kernels the gradient of the weight takes: ``first``, ``blocked``, ``half`` (blocks of 8
-    channels, jit:avx2) or ``gemm``.
+    channels, jit:avx2, where the block is larger) or ``gemm``.
 
     ONEDNN_VERBOSE tells (v3.12); the conditions are those of jit_uni_dw_conv_bwd_weights_kernel and
     of the dense kernels' init_conf. Only kernels of 512 bits know dilation (with a stride, only in
@@ -168,29 +192,32 @@ def weight_implementation(c_in: int, c_out: int, groups: int, window: Window) ->
         return "blocked" if own else "gemm"
     if math.prod(window.kernel) == 1 and groups == 1 and window.is_padded_far:
         return "gemm"
-    if window.is_point and groups == 1:
+    if groups == 1 and (window.is_point or (math.prod(window.kernel) == 1 and block < BLOCK)):
         return "blocked"
-    whole = c_in % BLOCK == 0 and c_out % BLOCK == 0 if groups > 1 else c_in >= BLOCK
+    whole = _are_whole(c_in, c_out, BLOCK) if groups > 1 else c_in >= BLOCK
     plain = groups == 1 and c_in <= _PLAIN_WEIGHT_CHANNELS
     far = d > 1 and window.is_padded_far
     dilated_far = window.is_dilated and (d == 3 or (d == 2 and window.is_strided))
     if d == 3 and window.image[0] < window.kernel[0]:
         return "gemm"
-    if (whole or plain) and not far and not dilated_far:
+    if block == BLOCK and (whole or plain) and not far and not dilated_far:
         return "first" if plain else "blocked"
-    halves = (groups == 1 or (c_in % _HALF_BLOCK == 0 and c_out % _HALF_BLOCK == 0)) and all(
+    halves = (groups == 1 or _are_whole(c_in, c_out, _HALF_BLOCK)) and all(
         size >= side for size, side in zip(window.image, window.kernel)
     )
-    return (
-        "half"
-        if halves and not window.is_dilated and (d < 3 or max(window.padding) == 0)
-        else "gemm"
-    )
+    if not halves or window.is_dilated or (d == 3 and max(window.padding) > 0):
+        return "gemm"
+    if block == BLOCK:
+        return "half"
+    return "first" if plain else "blocked"
 
 
-def input_implementation(c_in: int, c_out: int, groups: int, window: Window) -> str:
+def input_implementation(
+    c_in: int, c_out: int, groups: int, window: Window, block: int = BLOCK
+) -> str:
     """Which kernels the gradient of the input takes: ``blocked``, ``strided`` (brgconv_strided, in
-    channels_last) or ``gemm`` (ONEDNN_VERBOSE, v3.12).
+    channels_last) or ``gemm`` (ONEDNN_VERBOSE, v3.12). Of groups, those of 256 bits know no stride
+    beyond the kernel.
     """
     if groups > 1 and c_in == c_out == 1:
         return "gemm" if len(window.kernel) == 3 or window.is_dilated else "blocked"
@@ -198,23 +225,24 @@ def input_implementation(c_in: int, c_out: int, groups: int, window: Window) -> 
         return "gemm"
     if groups == 1:
         return "strided" if window.is_strided else "blocked"
-    own = c_in % 4 == 0 and c_out % 4 == 0
-    if window.is_strided and c_out > (BLOCK if own else _HALF_BLOCK):
+    own = _are_whole(c_in, c_out, _GROUP_CHANNELS[block])
+    if window.is_strided and c_out > (block if own else _HALF_BLOCK):
         return "strided"
-    return "blocked" if own else "gemm"
+    gaps = any(step > side for step, side in zip(window.stride, window.kernel))
+    return "gemm" if not own or (gaps and block < BLOCK) else "blocked"
 
 
-def _blocked(spec: TensorSpec) -> int:
+def _blocked(spec: TensorSpec, block: int) -> int:
     """Bytes of an activation in blocked layout."""
     n, c = spec.shape[:2]
-    return n * padded(c) * math.prod(spec.shape[2:]) * spec.item_bytes
+    return n * padded(c, block) * math.prod(spec.shape[2:]) * spec.item_bytes
 
 
-def _blocked_weight(spec: TensorSpec) -> int:
+def _blocked_weight(spec: TensorSpec, block: int) -> int:
     c_out, c_in = spec.shape[:2]
     return (
-        padded(c_out)
-        * (c_in if c_in < BLOCK else padded(c_in))
+        padded(c_out, block)
+        * (c_in if c_in < block else padded(c_in, block))
         * math.prod(spec.shape[2:])
         * spec.item_bytes
     )
@@ -262,6 +290,7 @@ class Convolution:
     c_out: int
     groups: int
     window: Window
+    block: int = BLOCK  #: Channels of a block on the processor.
 
     def implementation(self, way: str) -> str:
         """Which kernels it takes to compute its output, the gradient of its input or that of its
@@ -271,7 +300,7 @@ class Convolution:
             "output": forward_implementation,
             "input": input_implementation,
             "weight": weight_implementation,
-        }[way](self.c_in, self.c_out, self.groups, self.window)
+        }[way](self.c_in, self.c_out, self.groups, self.window, self.block)
 
 
 def ways_of(transposed: bool, needs: tuple[bool, bool] | None) -> tuple[str, ...]:
@@ -330,8 +359,10 @@ class ConvolutionCall:
         return moved and large
 
 
-def convolution_call(op: Op) -> ConvolutionCall | None:
-    """The convolution that an op is, or whose backward it is; None for other operators."""
+def convolution_call(op: Op, block: int = BLOCK) -> ConvolutionCall | None:
+    """The convolution that an op is, or whose backward it is, on a processor with blocks of so many
+    channels; None for other operators.
+    """
     if op.packet not in ("aten.convolution", "aten.convolution_backward"):
         return None
     backward = op.packet.endswith("backward")
@@ -363,6 +394,7 @@ def convolution_call(op: Op) -> ConvolutionCall | None:
             after.shape[1] // groups,
             groups,
             Window(kernel, stride, padding, dilation, before.shape[2:]),
+            block,
         ),
         image,
         before,
@@ -373,16 +405,16 @@ def convolution_call(op: Op) -> ConvolutionCall | None:
     )
 
 
-def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
+def scratch(op: Op, block: int = BLOCK) -> tuple[tuple[int, ...], ...]:
     """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op
-    without such.
+    without such. `block` are the channels of one in oneDNN's layouts.
 
     A convolution in oneDNN converts its NCHW operands to blocks of channels, computes there, and
     converts back; its backward does so once for the gradient of the input and once for that of the
     weight. Where a product does the work, it is on the columns of one image (im2col), a group at a
     time.
     """
-    call = convolution_call(op)
+    call = convolution_call(op, block)
     if call is None or not call.takes_onednn():
         return ()
     return tuple(_stage(call, way) for way in call.ways)
@@ -390,17 +422,17 @@ def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
 
 def _stage(call: ConvolutionCall, way: str) -> tuple[int, ...]:
     """Bytes allocated within one of the passes of a convolution."""
-    convolution, after = call.convolution, call.after
+    convolution, after, block = call.convolution, call.after, call.convolution.block
     implementation = convolution.implementation(way)
     if implementation == "gemm":
         kernel = math.prod(convolution.window.kernel)
         return (convolution.c_in * kernel * math.prod(after.shape[2:]) * after.item_bytes,)
-    weight = _blocked_weight(call.weight)
+    weight = _blocked_weight(call.weight, block)
     if implementation == "strided":
         return (after.nbytes, weight, call.before.nbytes)
-    incoming = () if implementation == "first" else (_blocked(call.before),)
+    incoming = () if implementation == "first" else (_blocked(call.before, block),)
     return {
-        "output": (*incoming, weight, _blocked(after)),
-        "input": (_blocked(after), weight, *incoming),
-        "weight": (_blocked(after), *incoming, weight),
+        "output": (*incoming, weight, _blocked(after, block)),
+        "input": (_blocked(after, block), weight, *incoming),
+        "weight": (_blocked(after, block), *incoming, weight),
     }[way]

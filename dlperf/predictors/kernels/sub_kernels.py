@@ -64,9 +64,9 @@ def sub_kernels(op: Op) -> tuple[Op, ...]:
     return (*_passes(op), *copies)
 
 
-def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
+def scratch(op: Op, block: int = onednn.BLOCK) -> tuple[tuple[int, ...], ...]:
     """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op
-    without such.
+    without such. `block` are the channels of one in oneDNN's layouts.
 
     Copies of operands, whatever a convolution converts to blocks of channels, and a gradient that
     batch norm makes twice, the first time for nothing (batch_norm_backward_cpu, Normalization.cpp).
@@ -82,7 +82,7 @@ def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
         and all(spec.is_contiguous for spec in op.inputs[:2])
     ):
         blocks += (op.outputs[0].nbytes,)
-    stages = onednn.scratch(op)
+    stages = onednn.scratch(op, block)
     return tuple((*blocks, *stage) for stage in stages) or ((blocks,) if blocks else ())
 
 
