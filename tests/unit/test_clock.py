@@ -15,6 +15,7 @@ from made_up_device import EVENT_S, MadeUpDevice
 
 from dlperf.core.clock import (
     PART_S,
+    THROUGHOUT,
     Clock,
     CoreSpeed,
     Repeats,
@@ -250,9 +251,10 @@ def test_the_usual_pace_is_an_average_over_time() -> None:
 
 
 def test_an_interval_that_begins_or_ends_slowly_is_disturbed() -> None:
-    speed = Core(1.0, 1.0, 2.0, 1.0, 1.0).speed(best_s=1.0)
-    counts = [speed() for _ in range(5)]
-    assert [after - before for before, after in itertools.pairwise(counts)] == [0, 1, 1, 0]
+    speed = Core(1.0, 1.0, 2.0, 2.0, 1.0, 1.0).speed(best_s=1.0)
+    counts = [speed() for _ in range(6)]
+    found = [after - before for before, after in itertools.pairwise(counts)]
+    assert found == [0, 1, THROUGHOUT, 1, 0]
     assert counts[0] == 7  # the lost cores that the system counts
 
 

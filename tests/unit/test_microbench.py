@@ -377,7 +377,7 @@ def test_where_time_is_short_points_are_left_out_in_the_order_of_their_rank() ->
     timing.take(timing.lacking, lambda _: None, allowance_s=0.0)  # some points are always measured
     assert (len(timing.result().kernels), timing.result().n_left_out) == (12, 28)
     timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
-    timing.take(timing.lacking, lambda _: None, allowance_s=0.1)
+    timing.take(timing.lacking, lambda _: None, allowance_s=0.07)
     short = timing.result()
     assert 12 <= len(short.kernels) < 20
     assert {kernel.op.inputs[0].numel % 2 for kernel in short.kernels} == {0}
@@ -515,15 +515,17 @@ def test_slowdowns_elsewhere_serve_a_group_that_was_disturbed_throughout() -> No
 
 
 def test_parts_of_a_sample_tell_how_much_longer_a_disturbed_call_takes() -> None:
-    """A co-tenant that comes in the middle of each sample."""
+    """A co-tenant that comes in the middle of each sample: in the part in which it comes nobody
+    knows for how long.
+    """
     lost, calls = [0], [0]
     ticks = Ticks(0.0)
 
     def call() -> None:
         calls[0] += 1
-        slow = calls[0] % 8 >= 4
-        ticks.now_s += 1.5e-4 if slow else 1e-4
-        lost[0] += slow
+        n_slow_ends = (0, 0, 0, 1, 2, 2, 2, 2)[calls[0] - 1]
+        ticks.now_s += (1e-4, 1.2e-4, 1.5e-4)[n_slow_ends]
+        lost[0] += n_slow_ends
 
     sampler = Sampler(call, Repeats(1e-3, 1), Clock(ticks.look, lambda: lost[0]), 8)
     sampler.take()
