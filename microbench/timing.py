@@ -74,38 +74,35 @@ class _Taken:
     is_long: bool = False
 
     def clean(self, best_s: float) -> list[_Raw]:
-        """The undisturbed samples, the least first, where an undisturbed core does its work in
-        `best_s`. What was judged by a much longer time was judged beside a co-tenant.
+        """The undisturbed samples, where an undisturbed core does its work in `best_s`. What was
+        judged by a much longer time was judged beside a co-tenant.
         """
-        clean = (
-            one for one in self.raw if not one.disturbed and one.best_s <= _SAME_SPEED * best_s
-        )
-        return sorted(clean, key=lambda one: one.seconds)
+        return [one for one in self.raw if not one.disturbed and one.best_s <= _SAME_SPEED * best_s]
 
     def wants(self, n_samples: int, best_s: float) -> bool:
         """Whether it is to be sampled again: `n_samples` times, half as often where a call takes
         long, and further while most are disturbed, but no more once the least undisturbed ones
         agree, half as many as samples are wanted.
         """
-        clean, n_agreeing = self.clean(best_s), max(2, n_samples // 2)
-        if len(clean) >= n_agreeing:
-            least_s, other_s = clean[0].seconds, clean[n_agreeing - 1].seconds
-            if other_s <= (1 + _AGREE_FRAC) * least_s:
-                return False
+        clean_s = sorted(one.seconds for one in self.clean(best_s))
+        n_agreeing = max(2, n_samples // 2)
+        if len(clean_s) >= n_agreeing and clean_s[n_agreeing - 1] <= (1 + _AGREE_FRAC) * clean_s[0]:
+            return False
         n_wanted = math.ceil(n_samples / 2) if self.is_long else n_samples
         return len(self.raw) < n_wanted or (
-            len(self.raw) < _MOST_TIMES * n_wanted and 2 * len(clean) < n_wanted
+            len(self.raw) < _MOST_TIMES * n_wanted and 2 * len(clean_s) < n_wanted
         )
 
     def slowed(self, best_s: float) -> list[tuple[float, float]]:
         """Seconds when disturbed, and how many times the undisturbed ones these are: of parts of
         samples, and of the usual disturbed sample over the least undisturbed one.
         """
-        clean, slow = self.clean(best_s), [one.seconds for one in self.raw if one.disturbed]
-        if not clean or not slow or clean[0].seconds == 0:
+        slow_s = [one.seconds for one in self.raw if one.disturbed]
+        least_s = min((one.seconds for one in self.clean(best_s)), default=0.0)
+        if not slow_s or not least_s:
             return self.slowed_parts
-        usual_s = statistics.median(slow)
-        return [*self.slowed_parts, (usual_s, usual_s / clean[0].seconds)]
+        usual_s = statistics.median(slow_s)
+        return [*self.slowed_parts, (usual_s, usual_s / least_s)]
 
     def result(
         self, best_s: float, slowed: Sequence[tuple[float, float]]
@@ -115,13 +112,11 @@ class _Taken:
         Without any, an estimate: the median sample over the median slowdown of the kernels `slowed`
         that take about as long; all samples where too few kernels show one.
         """
-        found = set(self.clean(best_s)) or set(self.raw)
-        rows = [one for one in self.raw if one in found]
+        rows = self.clean(best_s) or self.raw
         samples = Samples(tuple(one.seconds for one in rows), len(self.raw) - len(rows))
-        if not self.clean(best_s):
-            rows = sorted(self.raw, key=lambda one: one.seconds)
-            usual = rows[len(rows) // 2]
-            if len(slowed) >= _LEAST_ALIKE and usual.seconds > 0:
+        if not self.clean(best_s) and len(slowed) >= _LEAST_ALIKE:
+            usual = sorted(self.raw, key=lambda one: one.seconds)[len(self.raw) // 2]
+            if usual.seconds > 0:
                 alike = sorted(slowed, key=lambda pair: abs(math.log(pair[0] / usual.seconds)))
                 factor = statistics.median(factor for _, factor in alike[:_MOST_ALIKE])
                 samples = Samples((usual.seconds / max(1.0, factor),), len(self.raw))

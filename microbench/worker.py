@@ -377,7 +377,9 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
     first_samples(math.inf, budget.part(_FIRST_FRAC))
     for number in range(2, 2 + _MENDING_PASSES):
-        unsteady = {name: found for name, timing in timings.items() if (found := timing.unsteady)}
+        unsteady = {
+            name: indices for name, timing in timings.items() if (indices := timing.unsteady)
+        }
         for _ in take(unsteady, budget.part(_MENDING_FRAC), number):
             pass
     if job["asks"] and (n_further := affordable()):

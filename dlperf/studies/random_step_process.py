@@ -38,6 +38,8 @@ from dlperf.studies.random_networks import draw, kind_of
 LONGEST_STEP_S = 0.08
 """Networks whose steps take longer are skipped."""
 _N_TRIED = 3
+_N_ROUNDS = 16
+"""Rounds of a reading: a self-test takes some forty."""
 
 Job = dict[str, Any]
 Answer = dict[str, Any]
@@ -64,7 +66,7 @@ def time_network(seed: int, job: Job) -> Answer | None:
     if is_too_long(built):
         return None
     probe = StateProbe(host.this_cpu())
-    before = probe.read()
+    before = probe.read(_N_ROUNDS)
     kind = kind_of(seed)
     measured = measure(
         built.model,
@@ -76,7 +78,7 @@ def time_network(seed: int, job: Job) -> Answer | None:
         with_trace=False,
         threads=job["threads"],
     )
-    after = probe.read()
+    after = probe.read(_N_ROUNDS)
     trace = record(
         built.model,
         built.inputs,

@@ -79,7 +79,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, cpu: object) -> None:
             """Nothing is probed."""
 
-        def read(self) -> Reading:
+        def read(self, rounds: int) -> Reading:
             return READING
 
     monkeypatch.setattr(random_step_process, "draw", draw)
