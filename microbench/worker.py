@@ -380,6 +380,8 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         unsteady = {
             name: indices for name, timing in timings.items() if (indices := timing.unsteady)
         }
+        if not unsteady or budget.left_s <= 0:
+            break
         for _ in take(unsteady, budget.part(_MENDING_FRAC), number):
             pass
     if job["asks"] and (n_further := affordable()):

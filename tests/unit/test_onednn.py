@@ -181,6 +181,13 @@ def test_products_need_columns_and_no_blocks() -> None:
     )
 
 
+def test_blocks_have_as_many_channels_as_a_vector_numbers() -> None:
+    op = convolution(16, 20, 20, (8, 8), (3, 3), 1, 1)
+    for block, channels in ((16, 32), (8, 24)):
+        image, weight = 4 * 16 * channels * 64, 4 * channels * channels * 9
+        assert scratch(op, block) == ((image, weight, image),)
+
+
 def test_a_stride_beyond_the_kernel_leaves_gaps_and_one_as_long_does_not() -> None:
     """The gradient of a depthwise weight has a kernel of its own unless taps are skipped."""
     found = [

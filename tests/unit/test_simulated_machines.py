@@ -5,6 +5,7 @@ take is made up.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlperf.core import host
+from dlperf.core import clock, host
 from dlperf.core.clock import Clock, CoreSpeed, Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.machine import Bandwidth, Cpu, Machine
@@ -86,8 +87,10 @@ class Told:
                 self.costs.append(message["group"])
 
 
-def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
-    """The plan on simulated kernels. Every group of costs takes as long as it may, and a hundred
+def calibrate(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, best_s: float = 1e-6
+) -> Told:
+    """The plan on simulated kernels, on a core that is known to do its work in `best_s`. Every group of costs takes as long as it may, and a hundred
     calls of the framework first.
     """
 
@@ -127,7 +130,7 @@ def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
     }
     told = Told()
     worker.run(
-        job, told.say, CoreSpeed(simulation.now, lambda: 0, lambda seconds: None, best_s=1e-6)
+        job, told.say, CoreSpeed(simulation.now, lambda: 0, lambda seconds: None, best_s=best_s)
     )
     return told
 
@@ -212,6 +215,29 @@ def test_a_clock_that_jumps(monkeypatch: pytest.MonkeyPatch, when_s: float) -> N
     assert simulation.slept_s
     assert_balanced(told, simulation)
     assert simulation.now() < 1.2 * BUDGET_S + 2.0
+
+
+@pytest.mark.parametrize("busy_frac", [0.0, 0.5, 0.8, 0.95])
+def test_a_co_tenant_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch, busy_frac: float) -> None:
+    """It slows everything by a half, for 10 ms at a time, and all the time at first."""
+    dice = random.Random(3)
+    busy = [dice.random() < busy_frac for _ in range(3000)]
+
+    def speed(time_s: float) -> float:
+        return 1.5 if (time_s < busy_frac or busy[int(100 * time_s) % len(busy)]) else 1.0
+
+    simulation = Simulation(speed=speed)
+    monkeypatch.setattr(clock, "_spin", lambda: simulation.spend(8e-6))
+    told = calibrate(simulation, monkeypatch, math.inf)
+    ratios = [
+        kernel.seconds / (simulation.call_s + kernel.op.inputs[0].nbytes * simulation.byte_s)
+        for kernel in told.machine.kernels
+        if len(kernel.op.inputs) == 1
+    ]
+    median, high = (clock.quantile(ratios, part) for part in (0.5, 0.9))
+    assert len(ratios) > 100
+    assert median == pytest.approx(1.0, abs=0.05)
+    assert high < 1.15
 
 
 def test_a_last_cache_of_480_mib_asks_for_no_larger_sets() -> None:
