@@ -13,6 +13,7 @@ from calibrated_cases import trace as made_up
 from torch import nn
 
 from dlperf.core.costs import CODE_EVICTION, CostKey
+from dlperf.core.garbage import uncollected
 from dlperf.core.instructions import InstructionCounter
 from dlperf.core.trace import Trace
 from dlperf.forecast.prediction import predict
@@ -117,6 +118,7 @@ def live(model: nn.Module) -> Trace:
     return recording.trace("live")
 
 
+@uncollected()  # a collection runs others' finalizers, whose code counts
 def test_a_layer_has_its_own_code_in_both_recordings() -> None:
     for recorded in (lambda model: record(model, torch.ones(2, 4)), live):
         few, many = (layers(recorded(Looping(n))) for n in (10, 110))
