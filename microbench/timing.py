@@ -25,7 +25,7 @@ more likely than the next milliseconds.
 """
 _SAME_SPEED = 1.2
 """Least times of the core's work, relative to each other, that are of the same undisturbed core: on
-AMD Zen 3 and Intel Xeon they are up to 1.18, beside a co-tenant on the same core 1.5 and more.
+AMD Zen 3 they are up to 1.18, beside a co-tenant on the same core 1.5 and more.
 """
 _LEAST_ALIKE, _MOST_ALIKE = 5, 15
 """Kernels with undisturbed and disturbed parts that tell how much longer those took that were
@@ -112,9 +112,10 @@ class _Taken:
         Without any, an estimate: the median sample over the median slowdown of the kernels `slowed`
         that take about as long; all samples where too few kernels show one.
         """
-        rows = self.clean(best_s) or self.raw
+        clean = self.clean(best_s)
+        rows = clean or self.raw
         samples = Samples(tuple(one.seconds for one in rows), len(self.raw) - len(rows))
-        if not self.clean(best_s) and len(slowed) >= _LEAST_ALIKE:
+        if not clean and len(slowed) >= _LEAST_ALIKE:
             usual = sorted(self.raw, key=lambda one: one.seconds)[len(self.raw) // 2]
             if usual.seconds > 0:
                 alike = sorted(slowed, key=lambda pair: abs(math.log(pair[0] / usual.seconds)))

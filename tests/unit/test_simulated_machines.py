@@ -90,8 +90,8 @@ class Told:
 def calibrate(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch, best_s: float = 1e-6
 ) -> Told:
-    """The plan on simulated kernels, on a core that is known to do its work in `best_s`. Every group of costs takes as long as it may, and a hundred
-    calls of the framework first.
+    """The plan on simulated kernels, on a core that is known to do its work in `best_s`. Every
+    group of costs takes as long as it may, and a hundred calls of the framework first.
     """
 
     def greedy(own: Clock) -> list[Cost]:
