@@ -248,8 +248,20 @@ at::Tensor& set_storage(
       C10_AS_INTARRAYREF_SLOW(stride));
 }
 
-at::Tensor to_device(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.to(c10::Device(kDevice, 0)) : tensor;
+// Products and convolutions of halves are computed in float, as many processors have no
+// instructions for them.
+at::Tensor computed(const at::Tensor& tensor) {
+  auto type = tensor.scalar_type();
+  return on_cpu(tensor).to(at::isReducedFloatingType(type) ? at::kFloat : type);
+}
+
+at::Tensor to_device(const at::Tensor& tensor, at::ScalarType type) {
+  return tensor.defined() ? tensor.to(c10::Device(kDevice, 0), type) : tensor;
+}
+
+at::Tensor mm(const at::Tensor& left, const at::Tensor& right) {
+  Kernel kernel;
+  return to_device(at::mm(computed(left), computed(right)), left.scalar_type());
 }
 
 at::Tensor convolution(
@@ -258,10 +270,12 @@ at::Tensor convolution(
     bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
   Kernel kernel;
   std::optional<at::Tensor> host_bias;
-  if (bias && bias->defined()) host_bias = on_cpu(*bias);
-  return to_device(at::convolution_symint(
-      on_cpu(image), on_cpu(weight), host_bias, stride, padding, dilation, transposed,
-      output_padding, groups));
+  if (bias && bias->defined()) host_bias = computed(*bias);
+  return to_device(
+      at::convolution_symint(
+          computed(image), computed(weight), host_bias, stride, padding, dilation, transposed,
+          output_padding, groups),
+      image.scalar_type());
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
@@ -272,10 +286,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   Kernel kernel;
   c10::SymInt out = weight.sym_size(0);
   auto found = at::convolution_backward_symint(
-      on_cpu(gradient), on_cpu(image), on_cpu(weight), c10::SymIntArrayRef(&out, 1), stride,
+      computed(gradient), computed(image), computed(weight), c10::SymIntArrayRef(&out, 1), stride,
       padding, dilation, transposed, output_padding, groups, mask);
-  return {to_device(std::get<0>(found)), to_device(std::get<1>(found)),
-          to_device(std::get<2>(found))};
+  auto type = image.scalar_type();
+  return {to_device(std::get<0>(found), type), to_device(std::get<1>(found), type),
+          to_device(std::get<2>(found), type)};
 }
 
 void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -298,6 +313,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", view);
   m.impl("_reshape_alias", reshape_alias);
   m.impl("set_.source_Storage_storage_offset", set_storage);
+  m.impl("mm", mm);
   m.impl("convolution_overrideable", convolution);
   m.impl("convolution_backward_overrideable", convolution_backward);
 }
