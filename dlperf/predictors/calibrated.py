@@ -150,8 +150,8 @@ def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
 def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float, float]:
     """Factors of the 90 % interval at a known state: independent errors, added in quadrature.
 
-    Kernel models: posterior covariance; twice the standard deviation for an extrapolated op, 100 %
-    for an unpriced one, less for a generated kernel. Then the variation between processes, that
+    Kernel models: posterior covariance, more for an extrapolated op; 100 % for an unpriced one,
+    less for a generated kernel. Then the variation between processes, that
     between hours where the file knows no states, and what carries kernels over from another
     machine. All of this is multiplied by the interval calibration factor. At last the range of page
     faults.
@@ -172,10 +172,10 @@ def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float
             is_fused = step.trace.ops[item.op].packet == FUSED
             unpriced_s += item.seconds * (_FUSED_SPREAD if is_fused else 1.0)
             continue
-        weight = 2.0 if item.source == "extrapolated" else 1.0
-        frac = weight * item.seconds / max(kernel.seconds, LEAST_KERNEL_S)
+        frac = item.seconds / max(kernel.seconds, LEAST_KERNEL_S)
         for piece in kernel.sub_kernels:
-            by_variant[piece.variant][piece.description] += frac * piece.seconds
+            seconds_of_piece = frac * piece.seconds * piece.error_factor
+            by_variant[piece.variant][piece.description] += seconds_of_piece
     carried_s = 0.0
     spread = math.hypot(PROCESS_SPREAD, 0.0 if machine.states else HOUR_SPREAD)
     variance_s2 = unpriced_s**2 + (spread * total_s) ** 2

@@ -182,8 +182,8 @@ def _interval(
     )
     for one in priced:
         if one.kernel is not None:
-            weight = 2.0 if one.source == "extrapolated" else 1.0
-            by_variant[one.kernel.variant][one.kernel.description] += weight * one.seconds
+            seconds = one.seconds * one.kernel.error_factor
+            by_variant[one.kernel.variant][one.kernel.description] += seconds
     variance = (_SPREAD * by_sheet_s / total_s) ** 2 + _STEP_SPREAD**2
     for variant, members in by_variant.items():
         assert cost_model is not None

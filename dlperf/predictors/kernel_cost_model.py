@@ -31,6 +31,7 @@ from dlperf.predictors.kernel_model import (
     Array,
     Hyperparameters,
     KernelModel,
+    Related,
     fit_hyperparameters,
 )
 from dlperf.predictors.kernels.catalog import describe
@@ -41,14 +42,18 @@ from dlperf.predictors.kernels.sub_kernels import sub_kernels
 
 Variant = tuple[str, ...]
 Rows = list[tuple[KernelDescription, Kernel]]
-_ENOUGH_POINTS = 3
-"""Points of a variant below which the model of a related variant is preferred."""
+_ENOUGH_POINTS = 2
+"""Points of a variant below which the model of a fallback is preferred."""
+_NEAR_POINTS, _FAMILY_POINTS = 1.0, 0.1
+"""For how many points of a variant its fallbacks count together, and the rest of its family."""
 _WIDE_RANGE = 64.0
 """Ratio of the largest to the smallest work of a variant's kernels above which its model separates
 the time of the call from that of the work.
 """
-_NEAR = 8.0
-"""Ratio to the measured work up to which a variant without such a range is used."""
+_EXTRAPOLATED, _BY_FALLBACK = 2.0, 3.5
+"""How many times larger errors are outside the measured range, and of another variant's model:
+kernels left out of full calibrations.
+"""
 _MAX_CALL_RATIO = 4.0
 """Upper bound of a call's time, in usual calls of its family, without such a range."""
 
@@ -68,6 +73,15 @@ class PricedSubKernel:
     description: KernelDescription
     seconds: float
     is_inside: bool
+
+    @property
+    def error_factor(self) -> float:
+        """How many times larger its error is than the model's within the measured range of its own
+        variant.
+        """
+        if self.is_inside:
+            return 1.0
+        return _EXTRAPOLATED if self.variant == self.description.variant else _BY_FALLBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +110,6 @@ class KernelCostModel:
     _models: dict[Variant, KernelModel] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
     _by_sort: dict[tuple[str, ...], dict[Variant, Rows]] = field(default_factory=dict)
-    _work_ranges: dict[Variant, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def notes(self) -> set[str]:
@@ -133,9 +146,7 @@ class KernelCostModel:
 
     def _rows(self, variant: Variant) -> Rows:
         """Measured kernels of a variant with their descriptions."""
-        is_device = self.machine.data_sheet is not None
-        sort = variant[:1] if is_device else sort_of_variant(variant)
-        return self._described(sort).get(variant, [])
+        return self._described(self._sort_of_variant(variant)).get(variant, [])
 
     def describe(self, op: Op) -> KernelDescription | None:
         """Description of an operator's kernel on this machine."""
@@ -147,38 +158,23 @@ class KernelCostModel:
         """The sort of an operator; on a device its name."""
         return sort_of(op) if self.machine.data_sheet is None else (op.packet.rstrip("_"),)
 
+    def _sort_of_variant(self, variant: Variant) -> tuple[str, ...]:
+        """The sort of all operators of a variant."""
+        return sort_of_variant(variant) if self.machine.data_sheet is None else variant[:1]
+
     def resolve(self, description: KernelDescription) -> Variant | None:
-        """Variant whose model serves a description; None where none was measured.
-
-        The first of its variant and fallbacks with enough points and work near the described one or
-        over a wide range; else the one with the most points.
+        """Variant whose model serves a description: the first of its variant and fallbacks with
+        enough points, else with any; None where none was measured.
         """
-        work, variants = sum(description.terms[1:]), (description.variant, *description.fallbacks)
-        for variant in variants:
-            if len(self._rows(variant)) >= _ENOUGH_POINTS and self._is_near(variant, work):
-                return variant
+        variants = (description.variant, *description.fallbacks)
         measured = [variant for variant in variants if self._rows(variant)]
-        near = [variant for variant in measured if self._is_near(variant, work)]
-        enough = [one for one in measured if len(self._rows(one)) >= _ENOUGH_POINTS]
-        if enough and not near:
-            return enough[0]
-        return max(near or measured, key=lambda variant: len(self._rows(variant)), default=None)
-
-    def _is_near(self, variant: Variant, work: float) -> bool:
-        """Whether a measured variant serves an amount of work."""
-        least, most = self._work_range(variant)
-        return self._has_wide_range(variant) or least / _NEAR <= work <= _NEAR * most
-
-    def _work_range(self, variant: Variant) -> tuple[float, float]:
-        """Smallest and largest work of a variant's kernels, as the sum of their terms."""
-        if variant not in self._work_ranges:
-            amounts = [sum(description.terms[1:]) for description, _ in self._rows(variant)]
-            self._work_ranges[variant] = min(amounts), max(amounts)
-        return self._work_ranges[variant]
+        enough = (one for one in measured if len(self._rows(one)) >= _ENOUGH_POINTS)
+        return next(enough, measured[0] if measured else None)
 
     def _has_wide_range(self, variant: Variant) -> bool:
-        least, most = self._work_range(variant)
-        return most >= _WIDE_RANGE * least
+        """Whether the work of a variant's kernels, as the sum of their terms, differs widely."""
+        amounts = [sum(description.terms[1:]) for description, _ in self._rows(variant)]
+        return max(amounts) >= _WIDE_RANGE * min(amounts)
 
     def kernel_model(self, variant: Variant) -> KernelModel:
         """Fitted model of a measured variant."""
@@ -188,8 +184,13 @@ class KernelCostModel:
                 hyperparameters = Hyperparameters(fit.length_scales, fit.signal, fit.noise)
                 if fit.points == self.checksum(variant):
                     earlier = np.array(fit.weights), np.array(fit.noises)
-            points, max_call_s = self._points(variant), self._max_call_s(variant)
-            self._models[variant] = KernelModel.fit(*points, hyperparameters, max_call_s, earlier)
+            self._models[variant] = KernelModel.fit(
+                *self._points(variant),
+                hyperparameters,
+                self._max_call_s(variant),
+                earlier,
+                None if earlier else self._related(variant),
+            )
         return self._models[variant]
 
     def carried_spread(self, variant: Variant) -> float:
@@ -199,14 +200,23 @@ class KernelCostModel:
     def refit(self, variant: Variant) -> KernelModel:
         """Model of a measured variant with hyperparameters that are searched anew."""
         points, max_call_s = self._points(variant), self._max_call_s(variant)
-        found = fit_hyperparameters(*points, max_call_s)
+        related = self._related(variant)
+        found = fit_hyperparameters(*points, max_call_s, related)
         found = replace(found, signal=float(f"{found.signal:.4g}"))  # as in a file
-        return KernelModel.fit(*points, found, max_call_s)
+        return KernelModel.fit(*points, found, max_call_s, related=related)
 
     def checksum(self, variant: Variant) -> int:
-        """CRC-32 of a variant's points, and of the upper bound of its call."""
-        points = [*self._points(variant), np.array(self._max_call_s(variant))]
+        """CRC-32 of what the fit to a variant rests on: its points, the upper bound of its call,
+        and the times of all other kernels.
+        """
+        points = [*self._points(variant), np.array(self._max_call_s(variant)), self._sampled_s]
         return zlib.crc32(b"".join(array.tobytes() for array in points))
+
+    @cached_property
+    def _sampled_s(self) -> Array:
+        """Seconds of all measured kernels but those of a target."""
+        sampled = (one for kernels in self._sorts.values() for one in kernels)
+        return np.array([kernel.seconds for kernel in sampled if kernel.family != EXACT])
 
     def _points(self, variant: Variant) -> tuple[Array, Array, Array]:
         """Features (n, d), terms (n, q) and seconds (n,) of a variant's kernels."""
@@ -214,6 +224,43 @@ class KernelCostModel:
         return *stacked([description for description, _ in rows]), np.array(
             [kernel.seconds for _, kernel in rows], dtype=float
         )
+
+    def _related(self, variant: Variant) -> Related | None:
+        """Kernels whose times are sums of the same terms as those of a variant: of its fallbacks,
+        and of its family, forward and backward.
+        """
+
+        def size(variant: Variant) -> tuple[int, int]:
+            description, _ = self._rows(variant)[0]
+            return len(description.features), len(description.terms)
+
+        own, family = self._rows(variant)[0][0], self.family(variant).removesuffix("_backward")
+        near: Rows = []
+        rest: Rows = []
+        for one, rows in self.kernels.items():
+            if one == variant or size(one) != size(variant):
+                continue
+            sampled = [row for row in rows if row[1].family != EXACT]
+            if one in own.fallbacks:
+                near += sampled
+            elif self.family(one).removesuffix("_backward") == family:
+                rest += sampled
+        if not near + rest:
+            return None
+        counts = np.concatenate(
+            [
+                np.full(len(rows), n_points / max(1, len(rows)))
+                for rows, n_points in ((near, _NEAR_POINTS), (rest, _FAMILY_POINTS))
+            ]
+        )
+        terms = stacked([description for description, _ in near + rest])[1]
+        times_s = np.array([kernel.seconds for _, kernel in near + rest])
+        return Related(terms, times_s, counts)
+
+    def family(self, variant: Variant) -> str:
+        """Family of a variant's kernels, but for those that were measured for a target."""
+        families = (kernel.family for _, kernel in self._rows(variant))
+        return next((family for family in families if family != EXACT), EXACT)
 
     def _max_call_s(self, variant: Variant) -> float:
         """Upper bound in seconds of a variant's call, whatever its work.
@@ -231,13 +278,13 @@ class KernelCostModel:
         """Seconds of a usual call of a variant's family: median of the shortest kernels of its
         variants with a wide range of work.
         """
-        family = self._rows(variant)[0][1].family
+        family = self.family(variant)
         found = [
             min(kernel.seconds for _, kernel in rows)
             for sort, kernels in self._sorts.items()
             if any(kernel.family == family for kernel in kernels)
-            for variant, rows in self._described(sort).items()
-            if rows[0][1].family == family and self._has_wide_range(variant)
+            for one, rows in self._described(sort).items()
+            if self.family(one) == family and self._has_wide_range(one)
         ]
         if not found:
             return self.cost_s("boxed_call") + self.cost_s("native_call")
@@ -358,12 +405,11 @@ def fit_kernel_models(machine: Machine) -> Machine:
             model = cost_model.refit(variant)
             fitted, errors = model.hyperparameters, model.leave_one_out
             sampled = [i for i, (_, kernel) in enumerate(rows) if kernel.family != EXACT]
-            family = rows[sampled[0]][1].family if sampled else EXACT
             fracs = np.abs(np.expm1(errors))[sampled].tolist() if len(errors) else []
             fits.append(
                 KernelModelFit(
                     variant,
-                    family,
+                    cost_model.family(variant),
                     threads,
                     fitted.length_scales,
                     fitted.signal,

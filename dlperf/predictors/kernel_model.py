@@ -38,8 +38,21 @@ _LEAST_POINTS = 10
 """Points below which the interval calibration factor is unknown."""
 _BLOCK = 64
 """Rows of a triangular matrix that are inverted at once."""
-_UNKNOWN = 0.2
-"""Standard deviation of ln t where the interval calibration factor is unknown."""
+_UNKNOWN = 0.35
+"""Standard deviation of ln t where the interval calibration factor is unknown: kernels left out of
+full calibrations, in the measured range of two to nine points.
+"""
+
+
+@dataclass(frozen=True)
+class Related:
+    """Kernels of related variants, by which a fit knows what its own points leave open: `terms`
+    (m, q), `times_s` (m,), and for how many of its own points each counts, `counts` (m,).
+    """
+
+    terms: Array
+    times_s: Array
+    counts: Array
 
 
 @dataclass(frozen=True)
@@ -112,13 +125,14 @@ class KernelModel:
         hyperparameters: Hyperparameters | None = None,
         max_call_s: float = math.inf,
         earlier: tuple[Array, Array] | None = None,
+        related: Related | None = None,
     ) -> KernelModel:
         """Fit to features (n, d) in octaves, terms (n, q) >= 0 and times (n,) > 0 in seconds.
 
         `max_call_s` bounds the weight of the first term, the call, in seconds. `earlier` are
         weights and noise of an earlier fit to the same points.
         """
-        weights, noise = earlier or (_fit_weights(terms, times_s, max_call_s), None)
+        weights, noise = earlier or (_fit_weights(terms, times_s, max_call_s, related), None)
         residuals = _residuals(terms, times_s, weights)
         features = _with_length(features, terms, weights)
         if hyperparameters is None or len(hyperparameters.length_scales) != features.shape[1]:
@@ -198,18 +212,39 @@ def _with_length(features: Array, terms: Array, weights: Array) -> Array:
     return np.hstack([features, np.log2(np.maximum(terms @ weights, 1e-12))[:, None]])
 
 
-def _fit_weights(terms: Array, times_s: Array, max_call_s: float) -> Array:
-    """Weights (q,) of the terms; that of the first one, the call, is at most `max_call_s`."""
+def _fit_weights(
+    terms: Array, times_s: Array, max_call_s: float, related: Related | None = None
+) -> Array:
+    """Weights (q,) of the terms; that of the first one, the call, is at most `max_call_s`.
+
+    Few points leave most weights open, and the least squares would set those to 0. So related
+    kernels count a little, their times scaled by the median ratio of the points to the sum that
+    fits the related kernels alone.
+    """
+    rows, wanted = terms / times_s[:, None], np.ones(len(times_s))
+    if related is not None:
+        others, root = related.terms / related.times_s[:, None], np.sqrt(related.counts)
+        expected_s = terms @ _least_squares(root[:, None] * others, root)
+        known = expected_s > 0
+        if known.any():
+            ratio = float(np.median(times_s[known] / expected_s[known]))
+            rows = np.vstack([rows, root[:, None] * others / ratio])
+            wanted = np.concatenate([wanted, root])
+    weights = _least_squares(rows, wanted)
+    if weights[0] > max_call_s and len(weights) > 1:
+        work = _least_squares(rows[:, 1:], wanted - max_call_s * rows[:, 0])
+        weights = np.array([max_call_s, *work])
+    return weights
+
+
+def _least_squares(rows: Array, wanted: Array) -> Array:
+    """Non-negative least squares of `rows` (n, q), whose columns may differ in size by any factor,
+    to `wanted` (n,).
+    """
     from scipy.optimize import nnls  # here: its import takes longer than a prediction
 
-    scale = np.maximum(terms.max(axis=0), 1e-300)
-    scaled, wanted = terms / scale / times_s[:, None], np.ones(len(times_s))
-    weights, _ = nnls(scaled, wanted)
-    weights = weights / scale
-    if weights[0] > max_call_s and len(weights) > 1:
-        work, _ = nnls(scaled[:, 1:], np.maximum(wanted - max_call_s / times_s, 0.0))
-        weights = np.array([max_call_s, *(work / scale[1:])])
-    return np.asarray(weights)
+    scale = np.maximum(rows.max(axis=0), 1e-300)
+    return np.asarray(nnls(rows / scale, wanted)[0] / scale)
 
 
 def _residuals(terms: Array, times_s: Array, weights: Array) -> Array:
@@ -247,13 +282,17 @@ def default_hyperparameters(features: Array, residuals: Array) -> Hyperparameter
 
 
 def fit_hyperparameters(
-    features: Array, terms: Array, times_s: Array, max_call_s: float = math.inf
+    features: Array,
+    terms: Array,
+    times_s: Array,
+    max_call_s: float = math.inf,
+    related: Related | None = None,
 ) -> Hyperparameters:
     """Hyperparameters of the least mean absolute leave-one-out error.
 
     Two passes of coordinate search; a value changes only where the error falls by 1 % or more.
     """
-    weights = _fit_weights(terms, times_s, max_call_s)
+    weights = _fit_weights(terms, times_s, max_call_s, related)
     residuals = _residuals(terms, times_s, weights)
     features = _with_length(features, terms, weights)
     best = default_hyperparameters(features, residuals)

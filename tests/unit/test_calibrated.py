@@ -90,15 +90,17 @@ def test_an_op_that_was_measured_takes_what_was_measured() -> None:
     assert (row["source"], row["seconds"]) == ("measured", 3e-5)  # the least of the samples
 
 
-@pytest.mark.parametrize(("n", "kernel"), [(8 * 1020, "neg"), (9 * 1020, "relu")])
-def test_a_kernel_of_one_size_serves_work_up_to_eight_times_as_large(n: int, kernel: str) -> None:
-    narrow = tuple(
-        Kernel(Op("aten.neg.default", (T(size),)), "pointwise", 1, Samples((relu_s(size),)))
-        for size in (1000, 1010, 1020)
+@pytest.mark.parametrize(("sizes", "kernel"), [((1000, 1020), "neg"), ((1000,), "relu")])
+def test_a_kernel_of_one_point_leaves_its_work_to_a_fallback(
+    sizes: tuple[int, ...], kernel: str
+) -> None:
+    few = tuple(
+        Kernel(Op("aten.neg.default", (T(n),)), "pointwise", 1, Samples((relu_s(n),)))
+        for n in sizes
     )
-    description = describe(Op("aten.neg.default", (T(n),)))
+    description = describe(Op("aten.neg.default", (T(9000),)))
     assert description is not None
-    found = cost_model_of(machine(extra=narrow), 1).resolve(description)
+    found = cost_model_of(machine(extra=few), 1).resolve(description)
     assert found is not None
     assert found[0] == kernel
 
@@ -1064,7 +1066,7 @@ def test_near_places_err_alike_and_far_ones_each_by_themselves() -> None:
     assert covariance[0, 1] > 0.95 * covariance[0, 0]
     assert abs(covariance[0, 2]) < 0.05 * covariance[0, 0]
     few = KernelModel.fit(indices[:4], np.ones((4, 1)), np.ones(4))
-    assert few.covariance(indices[:2], np.ones((2, 1))) == pytest.approx(np.full((2, 2), 0.04))
+    assert few.covariance(indices[:2], np.ones((2, 1))) == pytest.approx(np.full((2, 2), 0.35**2))
 
 
 def test_a_disturbed_point_moves_its_neighbours_little() -> None:
