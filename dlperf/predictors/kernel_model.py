@@ -217,9 +217,9 @@ def _fit_weights(
 ) -> Array:
     """Weights (q,) of the terms; that of the first one, the call, is at most `max_call_s`.
 
-    Few points leave most weights open, and the least squares would set those to 0. So related
-    kernels count a little, their times scaled by the median ratio of the points to the sum that
-    fits the related kernels alone.
+    Few points leave most weights open, and the least squares would put their noise there. So
+    related kernels count a little, their times scaled by the root of the median ratio of the points
+    to the sum that fits the related kernels alone: half of such a ratio is the call's or noise.
     """
     rows, wanted = terms / times_s[:, None], np.ones(len(times_s))
     if related is not None:
@@ -227,7 +227,7 @@ def _fit_weights(
         expected_s = terms @ _least_squares(root[:, None] * others, root)
         known = expected_s > 0
         if known.any():
-            ratio = float(np.median(times_s[known] / expected_s[known]))
+            ratio = math.sqrt(np.median(times_s[known] / expected_s[known]))
             rows = np.vstack([rows, root[:, None] * others / ratio])
             wanted = np.concatenate([wanted, root])
     weights = _least_squares(rows, wanted)
