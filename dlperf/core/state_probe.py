@@ -31,9 +31,11 @@ least, products of 256 to 512 and convolutions of 2 ms 1.24 to 1.27, products of
 """
 _SIDE = 64
 """Side of the matrices of the own caches' probe."""
-_ROUNDS = 28
-"""Rounds of a reading. Without pauses: after one of 10 ms (AMD Zen 3, virtual) the core's probe
-took 1.2 times as long.
+N_ROUNDS = 100
+"""Rounds of a reading. Beside a co-tenant that came and went (AMD Zen 3, virtual, 45 times within
+200 s) readings right before and after a training of 1.5 s explained its median step to 5.8 % with
+100 rounds and to 7.0 % with 28; the steps varied by 9.5 %. Without pauses: after one of 10 ms the
+core's probe took 1.2 times as long.
 """
 _VECTOR = np.arange(32.0)
 _MATRIX = np.arange(16.0).reshape(4, 4) + 4.0 * np.eye(4)
@@ -93,8 +95,8 @@ def _call_much_code() -> None:
     vector.astype(np.float32).astype(np.int64)
 
 
-def take_reading(rounds: int = _ROUNDS) -> Reading:
-    """A reading of this machine now, in about 0.3 s; with fewer rounds in less."""
+def take_reading(rounds: int = N_ROUNDS) -> Reading:
+    """A reading of this machine now, in about 1 s; with fewer rounds in less."""
     return StateProbe(host.this_cpu()).read(rounds)
 
 
@@ -117,7 +119,7 @@ class StateProbe:
         factors[:] = np.eye(side, dtype=np.float32)
         return factors, products
 
-    def read(self, rounds: int = _ROUNDS) -> Reading:
+    def read(self, rounds: int = N_ROUNDS) -> Reading:
         """The median of a number of rounds."""
         return reading_of(self.rounds(rounds))
 

@@ -28,7 +28,7 @@ from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type,
 from dlperf.core.host import usual_threads_of_file
 from dlperf.core.machine import default_path
 from dlperf.core.measurement import LayerTimes, Measurement
-from dlperf.core.state_probe import StateProbe
+from dlperf.core.state_probe import N_ROUNDS, StateProbe
 from dlperf.core.trace import PHASES
 from dlperf.profiler.layer_times import (
     StepTimes,
@@ -69,6 +69,8 @@ _PUT_BACK_EVERY = 25
 _MOST_STEPS = 20_000
 _BUSY_FRAC = 0.2
 _SETTLE_S = 0.5
+_ROUNDS_PER_S, _LEAST_ROUNDS = 25, 28
+"""Rounds of the readings around a measurement, by its length, and at least."""
 _SAME_FAULTS = 0.1
 """Page faults per step of two passes, alike within this fraction of the larger number."""
 _APART_FRAC = 0.15
@@ -302,6 +304,7 @@ def measure_target(
     step. The probe keeps its mappings in between, and allocates nothing by malloc.
     """
     probe = StateProbe(host.this_cpu())
+    n_rounds = min(N_ROUNDS, max(_LEAST_ROUNDS, round(_ROUNDS_PER_S * seconds)))
     speed = CoreSpeed()
     speed.settle(_SETTLE_S)
 
@@ -312,7 +315,7 @@ def measure_target(
     placed = target if device is None else target.on(device)
     peaks = None if device is None else measure_device_memory(placed, device)
     built = placed.build()
-    before = probe.read()
+    before = probe.read(n_rounds)
     found = measure(
         built.model,
         built.inputs,
@@ -327,7 +330,7 @@ def measure_target(
         clock=Clock(speed.now, switches),
         threads=torch.get_num_threads(),
     )
-    found = replace(found, states=(before, probe.read()), device_memory=peaks)
+    found = replace(found, states=(before, probe.read(n_rounds)), device_memory=peaks)
     slowdown = speed.mean_s / speed.best_s
     note = (
         f"the core took {slowdown:.2f} times its best for a fixed piece of work, on average: others"
