@@ -34,6 +34,7 @@ from dlperf.microbench.worker import (
     planned_groups,
     trace_group,
 )
+from dlperf.predictors.kernels.catalog import describe
 
 T = TensorSpec.contiguous
 FLAGS = ("avx512f", "avx512_bf16")
@@ -381,6 +382,19 @@ def test_where_time_is_short_points_are_left_out_in_the_order_of_their_rank() ->
     short = timing.result()
     assert 12 <= len(short.kernels) < 20
     assert {kernel.op.inputs[0].numel % 2 for kernel in short.kernels} == {0}
+
+
+def test_elementwise_kernels_that_stand_for_others_come_first() -> None:
+    first = {
+        point.op.packet.removeprefix("aten.")
+        for group in pointwise.groups("quick", low_precision=False)
+        for point in group.points
+        if point.rank < 0
+    }
+    for name, arity in (("isnan", 1), ("fmod", 2), ("addcdiv", 3), ("lgamma", 1), ("glu", 2)):
+        description = describe(Op(f"aten.{name}.default", (T(64),) * arity))
+        assert description is not None
+        assert first & {variant[0] for variant in description.fallbacks[:3]}
 
 
 def test_every_pass_adds_a_sample_to_what_the_first_had_time_for() -> None:
