@@ -197,7 +197,7 @@ def test_a_report_is_at_the_state_of_its_measurement(
 ) -> None:
     readings = iter([SLOW, ONE])  # before and after: core 1.125 on average
     monkeypatch.setattr(state_probe.StateProbe, "__init__", lambda probe, cpu: None)
-    monkeypatch.setattr(state_probe.StateProbe, "read", lambda probe: next(readings))
+    monkeypatch.setattr(state_probe.StateProbe, "read", lambda probe, rounds: next(readings))
     file = tmp_path / "measured.json"
     assert dlperf("measure", "lenet", "--threads", "1", "--seconds", "0.2", "-o", file).status == 0
     on = ("--machine", referenced, "--predictor", "roofline", "--threads", "1")
