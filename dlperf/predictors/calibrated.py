@@ -151,10 +151,9 @@ def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float
     """Factors of the 90 % interval at a known state: independent errors, added in quadrature.
 
     Kernel models: posterior covariance, more for an extrapolated op; 100 % for an unpriced one,
-    less for a generated kernel. Then the variation between processes, that
-    between hours where the file knows no states, and what carries kernels over from another
-    machine. All of this is multiplied by the interval calibration factor. At last the range of page
-    faults.
+    less for a generated kernel. Then the variation between processes, that between hours where the
+    file knows no states, and what carries kernels over from another machine. All of this is
+    multiplied by the interval calibration factor. At last the range of page faults.
     """
     if total_s <= 0:
         return 1.0, 1.0

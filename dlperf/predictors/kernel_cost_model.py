@@ -213,6 +213,17 @@ class KernelCostModel:
         return zlib.crc32(b"".join(array.tobytes() for array in points))
 
     @cached_property
+    def _sampled(self) -> dict[Variant, tuple[str, Rows]]:
+        """Measured kernels by variant, but for those of a target, after their family without its
+        pass.
+        """
+        found: dict[Variant, tuple[str, Rows]] = {}
+        for variant, rows in self.kernels.items():
+            if sampled := [row for row in rows if row[1].family != EXACT]:
+                found[variant] = _without_pass(sampled[0][1].family), sampled
+        return found
+
+    @cached_property
     def _sampled_s(self) -> Array:
         """Seconds of all measured kernels but those of a target."""
         sampled = (one for kernels in self._sorts.values() for one in kernels)
@@ -229,22 +240,16 @@ class KernelCostModel:
         """Kernels whose times are sums of the same terms as those of a variant: of its fallbacks,
         and of its family, forward and backward.
         """
-
-        def size(variant: Variant) -> tuple[int, int]:
-            description, _ = self._rows(variant)[0]
-            return len(description.features), len(description.terms)
-
-        own, family = self._rows(variant)[0][0], self.family(variant).removesuffix("_backward")
+        own, family = self._rows(variant)[0][0], _without_pass(self.family(variant))
         near: Rows = []
         rest: Rows = []
-        for one, rows in self.kernels.items():
-            if one == variant or size(one) != size(variant):
+        for one, (other_family, rows) in self._sampled.items():
+            if one == variant or not _is_alike(rows[0][0], own):
                 continue
-            sampled = [row for row in rows if row[1].family != EXACT]
             if one in own.fallbacks:
-                near += sampled
-            elif self.family(one).removesuffix("_backward") == family:
-                rest += sampled
+                near += rows
+            elif other_family == family:
+                rest += rows
         if not near + rest:
             return None
         counts = np.concatenate(
@@ -380,6 +385,16 @@ class KernelCostModel:
         if name not in self._costs:
             self._costs[name] = self.machine.cost_value(name, self.threads, default=0.0)
         return self._costs[name]
+
+
+def _without_pass(family: str) -> str:
+    """The family of a forward for that of its backward."""
+    return family.removesuffix("_backward")
+
+
+def _is_alike(one: KernelDescription, other: KernelDescription) -> bool:
+    """Whether two descriptions have as many features and terms."""
+    return len(one.features) == len(other.features) and len(one.terms) == len(other.terms)
 
 
 _cost_model = cached_by_identity(KernelCostModel)
