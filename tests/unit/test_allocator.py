@@ -33,6 +33,7 @@ from dlperf.predictors.allocator.simulation import (
     policy_of,
     simulate,
 )
+from dlperf.predictors.allocator.stages import Scratch, Stage
 
 KIB, MIB = 2**10, 2**20
 PAGES_PER_MIB = MIB // PAGE_BYTES  # 256
@@ -280,7 +281,7 @@ def test_as_glibc_does(name: str) -> None:
 # -- replay ----------------------------------------------------------------------------------------
 
 
-def no_scratch(_op: Op) -> tuple[tuple[int, ...], ...]:
+def no_scratch(_op: Op) -> Scratch:
     return ()
 
 
@@ -317,7 +318,7 @@ def test_a_buffer_takes_over_the_memory_of_several() -> None:
     """Two of 128 KiB lie side by side, and are free when one of 255 KiB comes."""
     side = 128 * 1024
     storages = (Storage(side, 0, 1), Storage(side, 0, 1), Storage(2 * side - 1024, 1, 2))
-    found = simulate(step(*storages, n_ops=2), no_scratch, "tuned")
+    found = Script(step(*storages, n_ops=2), no_scratch).run_on(used_heap("tuned"))
     taken = dict(found.predecessors[2])
     assert sum(taken.values()) == 2 * side - 1024
     assert taken[0] == side
@@ -332,9 +333,21 @@ def test_small_activations_settle() -> None:
 
 
 def test_scratch_faults_where_the_op_runs() -> None:
-    found = simulate(step(n_ops=2), lambda op: ((40 * MIB,), (40 * MIB,)))
+    found = simulate(step(n_ops=2), lambda op: (Stage((40 * MIB,)), Stage((40 * MIB,))))
     assert found.faults == (2 * (40 * PAGES_PER_MIB + 1),) * 2
     assert found.peak_bytes == 40 * MIB + PAGE_BYTES  # the stages follow one another
+
+
+def test_what_a_pass_read_is_freed_before_its_result_is_made() -> None:
+    """Mappings of 40 MiB: two held and read beside the first written; then that, its copy and the
+    result beside the held one.
+    """
+    mapping = 40 * MIB + PAGE_BYTES
+    for n_copies, n_at_once in ((0, 3), (1, 4), (2, 5)):
+        stage = Stage((40 * MIB,), (40 * MIB,), (40 * MIB,) * (1 + n_copies))
+        found = simulate(step(Storage(40 * MIB, 0, 1), n_ops=1), lambda op: (stage,))
+        assert found.peak_bytes == n_at_once * mapping
+        assert found.faults == ((4 + n_copies) * (40 * PAGES_PER_MIB + 1),)
 
 
 def test_parameters_stay_and_count_in_the_peak() -> None:

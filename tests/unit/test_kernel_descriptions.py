@@ -21,6 +21,7 @@ from dlperf.microbench.conv import backward_of, convolution
 from dlperf.microbench.layers import recurrent
 from dlperf.microbench.plan import MODES
 from dlperf.microbench.worker import planned_groups
+from dlperf.predictors.allocator.stages import Stage
 from dlperf.predictors.kernels.catalog import describe, known
 from dlperf.predictors.kernels.description import KernelDescription, kernel_features
 from dlperf.predictors.kernels.onednn import convolution_call
@@ -360,7 +361,7 @@ def test_operands_that_lie_otherwise_are_copied_first() -> None:
         *(part.name for part in sub_kernels(backward)),
         "aten.clone.default",
     ]
-    assert [stage[0] for stage in scratch(strided)] == [2 * 32 * 64 * 4] * 2
+    assert [stage.held for stage in scratch(strided)] == [(2 * 32 * 64 * 4,)] * 2
     last = TensorSpec((2, 32, 8, 8), (2048, 1, 256, 32))
     turned = replace(backward, args=(last, *backward.args[1:]))
     assert len(sub_kernels(turned)) == 3  # the image is in NCHW, so the gradient has to be
@@ -375,13 +376,13 @@ def test_batch_norm_makes_its_gradient_twice() -> None:
         (image, image, T(4), T(4), T(4), T(4), T(4), True, 1e-5, (True, True, True)),
         outputs=(image,),
     )
-    assert scratch(backward) == ((2048,),)
+    assert scratch(backward) == (Stage((2048,)),)
     assert scratch(
         replace(
             backward,
             args=(T(2, 4, 8, 8), TensorSpec((2, 4, 8, 8), (512, 64, 8, 1)), *backward.args[2:]),
         )
-    ) == ((2048,),)  # a copy instead
+    ) == (Stage((2048,)),)  # a copy instead
 
 
 def test_what_the_gradient_of_a_weight_takes_names_its_curve() -> None:
@@ -485,12 +486,25 @@ def test_native_convolutions_need_no_blocks() -> None:
     one = convolution(1, 16, 16, (8, 8), (1, 1))
     assert scratch(Op(one.name, one.args, outputs=(T(1, 16, 8, 8),))) == ()
     eight = convolution(8, 16, 20, (8, 8), (3, 3), 1, 1)
-    (blocks,) = scratch(Op(eight.name, eight.args, outputs=(T(8, 20, 8, 8),)))
     # image; 20 output channels are two blocks of 16: weight 32 x 16 x 9, output 8 x 32 x 64, 4
     # bytes each
-    assert sorted(blocks) == sorted([4 * 8 * 16 * 64, 4 * 32 * 16 * 9, 4 * 8 * 32 * 64])
-    assert len(scratch(backward_of(eight))) == 2
+    image, weight, result = 4 * 8 * 16 * 64, 4 * 32 * 16 * 9, 4 * 8 * 32 * 64
+    assert scratch(Op(eight.name, eight.args, outputs=(T(8, 20, 8, 8),))) == (
+        Stage((), (image, weight), (result,)),
+    )
+    assert scratch(backward_of(eight)) == (
+        Stage((), (result, weight), (image,)),
+        Stage((), (result, image), (weight,)),
+    )
     assert len(scratch(backward_of(eight, (False, True)))) == 1
+
+
+def test_a_strided_gradient_of_the_input_is_copied_twice() -> None:
+    """The image of 8 x 16 x 8 x 8 in channels last, then in NCHW, besides the gradient itself."""
+    backward = backward_of(convolution(8, 16, 32, (8, 8), (3, 3), 2, 1))
+    of_input, of_weight = scratch(backward)
+    assert of_input.written == (4 * 8 * 16 * 64,) * 2
+    assert len(of_weight.written) == 1
 
 
 # -- everything is described -----------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 from dlperf.core import host
 from dlperf.core.trace import Op
 from dlperf.microbench.conv import backward_of, convolution, output_size
+from dlperf.predictors.allocator.stages import Stage
 from dlperf.predictors.kernels.onednn import (
     BLOCK,
     Convolution,
@@ -173,11 +174,11 @@ def test_products_need_columns_and_no_blocks() -> None:
     # channel's 25 taps at 8 x 8 places for that of the weight
     forward = convolution(16, 32, 32, (8, 8), (5, 5), 1, 2, groups=32)
     by_input, by_weight = scratch(backward_of(forward))
-    assert len(by_input) == 3
-    assert by_weight == (25 * 64 * 4,)
+    assert len(by_input.read + by_input.written) == 3
+    assert by_weight == Stage((25 * 64 * 4,))
     odd = convolution(16, 12, 12, (8, 8), (3, 3), 1, 1, groups=4)
     assert scratch(Op(odd.name, odd.args, outputs=backward_of(odd).inputs[:1])) == (
-        (3 * 9 * 64 * 4,),
+        Stage((3 * 9 * 64 * 4,)),
     )
 
 
@@ -185,7 +186,7 @@ def test_blocks_have_as_many_channels_as_a_vector_numbers() -> None:
     op = convolution(16, 20, 20, (8, 8), (3, 3), 1, 1)
     for block, channels in ((16, 32), (8, 24)):
         image, weight = 4 * 16 * channels * 64, 4 * channels * channels * 9
-        assert scratch(op, block) == ((image, weight, image),)
+        assert scratch(op, block) == (Stage((), (image, weight), (image,)),)
 
 
 def test_a_stride_beyond_the_kernel_leaves_gaps_and_one_as_long_does_not() -> None:

@@ -29,12 +29,12 @@ from dlperf.predictors.allocator.glibc import Heap
 from dlperf.predictors.allocator.heap import PAGE_BYTES, Jemalloc
 from dlperf.predictors.allocator.policies import POLICIES, Policy, policy_of
 from dlperf.predictors.allocator.small_requests import (
-    OTHER_PROGRAM,
     OUTPUT,
     STORAGE,
     TENSOR,
     small_requests,
 )
+from dlperf.predictors.allocator.stages import Scratch, Stage
 
 __all__ = [
     "N_PROCESSES",
@@ -44,17 +44,11 @@ __all__ = [
     "Heap",
     "Jemalloc",
     "Policy",
-    "Scratch",
     "StepPages",
     "allocator_of",
     "policy_of",
     "simulate",
 ]
-
-Scratch = tuple[tuple[int, ...], ...]
-"""Blocks that an op allocates and frees within itself, in stages. Those of a stage live together
-until it has computed. Then a result is allocated, while the last of them lives.
-"""
 
 N_STEPS, N_COUNTED = 14, 9
 """Steps run and the last of them, which are counted; the thresholds settle within the first few."""
@@ -62,8 +56,8 @@ N_PROCESSES = 3
 """Processes simulated where memory is given back, each with other small requests before it."""
 N_STEPPED_OPS = 60_000
 """About as many ops are stepped through: a trace of many ops has fewer processes."""
-N_OTHERS = 400
-"""Small requests before the model's; half of them are freed again."""
+N_FREE, FREE_BYTES = 8, (64 * KIB, 128 * KIB)
+"""Number and sizes of the free chunks in a process that has imported torch and built a model."""
 PEAK_STEPS = 3
 """Steps whose peak counts."""
 IMPORTED_BYTES = 943 * KIB
@@ -189,8 +183,12 @@ class Script:
         if policy.adapts:
             heap.free(heap.allocate(IMPORTED_BYTES)[0])
         dice = random.Random(seed)
-        for address in [heap.malloc(dice.choice(OTHER_PROGRAM)) for _ in range(N_OTHERS)]:
-            if address is not None and dice.random() < 0.5:
+        free = []
+        for _ in range(N_FREE):
+            free.append(heap.malloc(dice.randrange(*FREE_BYTES)))
+            heap.malloc(OUTPUT)
+        for address in free:
+            if address is not None:
                 heap.free(address)
         return self.run_on(heap)
 
@@ -216,6 +214,15 @@ class Script:
                 heap.free(one)
             addresses.clear()
 
+        def take(sizes: Iterable[int]) -> list[int]:
+            made = []
+            for n_bytes in sizes:
+                at, n_faults = heap.allocate(n_bytes)
+                memory.take(at, n_bytes, owner_of_scratch(index))
+                made.append(at)
+                faults[index] += n_faults
+            return made
+
         def make(storage: int) -> int:
             records = malloc((STORAGE,))
             address[storage], n_faults = heap.allocate(self._sizes[storage])
@@ -235,32 +242,21 @@ class Script:
             faults, huge_faults = [0] * self._n_ops, [0] * self._n_ops
             released = [0] * (self._n_ops + 1)
             graph: list[int] = []
-            engine: list[int] = []
             for index in range(self._n_ops):
                 n_released = heap.released_pages
                 drop(self._dying.get(index, ()))
-                if index == small.optimizer:
-                    free(engine)
-                elif index == small.backward:
-                    engine = malloc(small.engine)
                 released[index] += heap.released_pages - n_released
                 n_huge, n_released = heap.huge_faults, heap.released_pages
                 for storage in self._once.get(index, ()) if step == 0 else ():
                     make(storage)
                 graph += malloc(small.nodes.get(index, ()))
                 for stage, results in self._stages(index):
-                    within = malloc(small.within.get(index, ()))
-                    blocks = []
-                    for n_bytes in stage:
-                        at, n_faults = heap.allocate(n_bytes)
-                        memory.take(at, n_bytes, owner_of_scratch(index))
-                        blocks.append(at)
-                        faults[index] += n_faults
+                    held, read = take(stage.held), take(stage.read)
+                    written = take(stage.written[:1])
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes)
-                    if index in small.within and results:
-                        sources, blocks = blocks[:-1], blocks[-1:]
-                        free(sources)
+                    free(read)
+                    written += take(stage.written[1:])
                     for storage in results:
                         # It may have outlived the last step: no trace shows who frees it.
                         drop((storage,))
@@ -274,15 +270,14 @@ class Script:
                         watch(index, address.keys())
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes)
-                    free(blocks)
-                    free(within)
+                    free(written)
+                    free(held)
                 if index in small.nodes:
                     graph += malloc((OUTPUT,))
                 huge_faults[index] = heap.huge_faults - n_huge
                 released[index + 1] += heap.released_pages - n_released  # by the op itself
             n_released = heap.released_pages
             drop(self._dying.get(self._n_ops, ()))
-            free(engine)
             free(graph)
             released[self._n_ops] += heap.released_pages - n_released
             steps.append(StepPages(tuple(faults), tuple(huge_faults), tuple(released)))
@@ -292,11 +287,11 @@ class Script:
                     address[old], beside[old] = address.pop(new), beside.pop(new)
         return Process(tuple(steps[-N_COUNTED:]), tuple(predecessors), peak - at_first)
 
-    def _stages(self, index: int) -> list[tuple[tuple[int, ...], Sequence[int]]]:
+    def _stages(self, index: int) -> list[tuple[Stage, Sequence[int]]]:
         """The stages of an op, each with the storages that it makes: of a convolution's backward
         the first makes the gradient of the input.
         """
-        stages, born = self._scratch[index] or ((),), self._born.get(index, ())
+        stages, born = self._scratch[index] or (Stage(),), self._born.get(index, ())
         if len(stages) == 1:
             return [(stages[0], born)]
         return [

@@ -14,18 +14,12 @@ from dlperf.ops.operand_bytes import is_view
 
 STORAGE = 96  #: c10::StorageImpl, made before its memory.
 TENSOR = (176, 24)  #: c10::TensorImpl and its version counter, made after it.
-OTHER_PROGRAM = (24, 40, 56, 72, 104, 200, 500)
-"""Requests of what ran before: torch's import, the model's modules."""
 
 OUTPUT = 184  #: AutogradMeta of an output that autograd records, made after it.
 _NODE, _EDGE = 544, 16  # Node, Edge
 _ACCUMULATE = 472  # AccumulateGrad, made anew by each forward
 _VIEW = (16, 176, 312)  # sizes saved for the backward, TensorImpl, DifferentiableViewMeta
 _SAVED = {"aten.convolution": (16,) * 5, "aten.addmm": (16,) * 4}  # sizes saved for the backward
-_ENGINE = (24,) * 8 + (40,) * 6 + (56,) * 4 + (72,) * 2 + (104,) * 3
-_PER_NODE = 24  # an entry of GraphTask::dependencies_
-_CONVOLUTION = (16,) * 24 + (40,) * 16 + (56,) * 6 + (32,) * 10 + (768,) * 6 + (824,) * 4
-"""Attributes and descriptors of a call of oneDNN."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +27,10 @@ class SmallRequests:
     """Bytes of each small request, by op.
 
     `nodes` are made by an op of the forward that autograd records, before its output, and live to
-    the end of the step. `within` are made and freed by an op. `engine` lives from op `backward` to
-    op `optimizer`, the first ones of these phases (the number of ops where there is none).
+    the end of the step. `optimizer` is its first op (the number of ops where there is none).
     """
 
     nodes: dict[int, tuple[int, ...]]
-    within: dict[int, tuple[int, ...]]
-    engine: tuple[int, ...]
-    backward: int
     optimizer: int
 
 
@@ -53,13 +43,7 @@ def small_requests(trace: Trace) -> SmallRequests:
         n_more = int(number * per_node) - n_accumulated
         n_accumulated += n_more
         nodes[index] = _node(trace.ops[index]) + (_ACCUMULATE,) * n_more
-    return SmallRequests(
-        nodes,
-        {index: _CONVOLUTION for index, op in enumerate(trace.ops) if "convolution" in op.packet},
-        (_PER_NODE,) * len(recorded) + _ENGINE if recorded else (),
-        _first(trace, "backward"),
-        _first(trace, "optimizer"),
-    )
+    return SmallRequests(nodes, _first(trace, "optimizer"))
 
 
 def _node(op: Op) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from dlperf.core.trace import Op, TensorSpec
+from dlperf.predictors.allocator.stages import Scratch, Stage
 from dlperf.predictors.kernels.description import ints, tensor
 
 BLOCK = 16
@@ -405,14 +406,14 @@ def convolution_call(op: Op, block: int = BLOCK) -> ConvolutionCall | None:
     )
 
 
-def scratch(op: Op, block: int = BLOCK) -> tuple[tuple[int, ...], ...]:
-    """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op
-    without such. `block` are the channels of one in oneDNN's layouts.
+def scratch(op: Op, block: int = BLOCK) -> Scratch:
+    """The blocks that an op allocates and frees within itself. `block` are the channels of one in
+    oneDNN's layouts.
 
     A convolution in oneDNN converts its NCHW operands to blocks of channels, computes there, and
     converts back; its backward does so once for the gradient of the input and once for that of the
     weight. Where a product does the work, it is on the columns of one image (im2col), a group at a
-    time.
+    time. What a strided pass computes with channels last is copied twice.
     """
     call = convolution_call(op, block)
     if call is None or not call.takes_onednn():
@@ -420,19 +421,20 @@ def scratch(op: Op, block: int = BLOCK) -> tuple[tuple[int, ...], ...]:
     return tuple(_stage(call, way) for way in call.ways)
 
 
-def _stage(call: ConvolutionCall, way: str) -> tuple[int, ...]:
-    """Bytes allocated within one of the passes of a convolution."""
+def _stage(call: ConvolutionCall, way: str) -> Stage:
+    """Memory of one of the passes of a convolution."""
     convolution, after, block = call.convolution, call.after, call.convolution.block
     implementation = convolution.implementation(way)
     if implementation == "gemm":
         kernel = math.prod(convolution.window.kernel)
-        return (convolution.c_in * kernel * math.prod(after.shape[2:]) * after.item_bytes,)
+        return Stage((convolution.c_in * kernel * math.prod(after.shape[2:]) * after.item_bytes,))
     weight = _blocked_weight(call.weight, block)
     if implementation == "strided":
-        return (after.nbytes, weight, call.before.nbytes)
+        return Stage((), (after.nbytes, weight), (call.before.nbytes,) * 2)
     incoming = () if implementation == "first" else (_blocked(call.before, block),)
+    outgoing = _blocked(after, block)
     return {
-        "output": (*incoming, weight, _blocked(after, block)),
-        "input": (_blocked(after, block), weight, *incoming),
-        "weight": (_blocked(after, block), *incoming, weight),
+        "output": Stage((), (*incoming, weight), (outgoing,)),
+        "input": Stage((), (outgoing, weight), incoming),
+        "weight": Stage((), (outgoing, *incoming), (weight,)),
     }[way]

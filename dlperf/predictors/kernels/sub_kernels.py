@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dlperf.core.trace import Op, Symbol, TensorSpec
+from dlperf.predictors.allocator.stages import Scratch, Stage
 from dlperf.predictors.kernels import onednn
 
 _ROWS = {
@@ -64,26 +65,28 @@ def sub_kernels(op: Op) -> tuple[Op, ...]:
     return (*_passes(op), *copies)
 
 
-def scratch(op: Op, block: int = onednn.BLOCK) -> tuple[tuple[int, ...], ...]:
-    """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op
-    without such. `block` are the channels of one in oneDNN's layouts.
+def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
+    """The blocks that an op allocates and frees within itself. `block` are the channels of one in
+    oneDNN's layouts.
 
     Copies of operands, whatever a convolution converts to blocks of channels, and a gradient that
     batch norm makes twice, the first time for nothing (batch_norm_backward_cpu, Normalization.cpp).
 
     >>> turned = TensorSpec((8, 4), (1, 8))
     >>> scratch(Op("aten._softmax.default", (turned, -1, False)))
-    ((128,),)
+    (Stage(held=(128,), read=(), written=()),)
     """
-    blocks = tuple(spec.numel * spec.item_bytes for spec in _copied(op))
+    held = tuple(spec.numel * spec.item_bytes for spec in _copied(op))
     if (
         op.packet == "aten.native_batch_norm_backward"
         and op.outputs
         and all(spec.is_contiguous for spec in op.inputs[:2])
     ):
-        blocks += (op.outputs[0].nbytes,)
+        held += (op.outputs[0].nbytes,)
     stages = onednn.scratch(op, block)
-    return tuple((*blocks, *stage) for stage in stages) or ((blocks,) if blocks else ())
+    return tuple(stage._replace(held=held + stage.held) for stage in stages) or (
+        (Stage(held),) if held else ()
+    )
 
 
 def _passes(op: Op) -> tuple[Op, ...]:
