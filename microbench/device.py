@@ -255,7 +255,7 @@ def measure_device(
     if device.type == "cuda" and torch.version.cuda:
         sheet = replace(sheet, compute_capability=round(capability, 1))
     notes = [
-        f"{n} kernel(s) left out, the first {first[reason]}: {reason}"
+        f"{n} kernel{'s' * (n != 1)} left out, the first {first[reason]}: {reason}"
         for reason, n in left_out.items()
     ]
     machine = replace(

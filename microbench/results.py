@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dlperf.core.machine import Kernel, Machine
-from dlperf.core.verification import Coverage, Disturbance
+from dlperf.core.costs import Cost
+from dlperf.core.machine import Bandwidth, Kernel, KernelModelFit, Machine
+from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
 BUSY_SWITCHES_PER_S = 40.0
 """Involuntary context switches per second above which a group counts as disturbed: a co-tenant
@@ -20,6 +21,9 @@ _UNSTEADY_FRAC = 0.2
 reported as disturbed.
 """
 Entry = TypeVar("Entry")
+Measured = TypeVar(
+    "Measured", Kernel, Bandwidth, Cost, KernelModelFit, Coverage, Disturbance, SelfTest
+)
 
 
 def merged(
@@ -82,6 +86,39 @@ def merged(
             test for test in machine.self_tests if test.threads != threads
         ),
     )
+
+
+def without(machine: Machine, threads: Collection[int]) -> Machine:
+    """The machine without what was measured with these thread counts. Co-runs stay: they are ratios
+    of times that were measured in turns.
+    """
+    co_runs = {co_run_group(one.work, one.workers) for one in machine.co_runs}
+    counts = {str(count) for count in threads}
+
+    def is_kept(name: str) -> bool:
+        count, _, group = name.partition("/")[2].partition("/")
+        return count not in counts or group in co_runs
+
+    return replace(
+        machine,
+        kernels=_of_others(machine.kernels, threads),
+        bandwidths=_of_others(machine.bandwidths, threads),
+        costs=_of_others(machine.costs, threads),
+        kernel_models=_of_others(machine.kernel_models, threads),
+        coverage=_of_others(machine.coverage, threads),
+        disturbances=_of_others(machine.disturbances, threads),
+        self_tests=_of_others(machine.self_tests, threads),
+        groups=tuple(filter(is_kept, machine.groups)),
+    )
+
+
+def co_run_group(work: str, n_workers: int) -> str:
+    """The name of a group of co-runs."""
+    return f"{work} of {n_workers} worker{'s' * (n_workers > 1)}"
+
+
+def _of_others(entries: Iterable[Measured], threads: Collection[int]) -> tuple[Measured, ...]:
+    return tuple(one for one in entries if one.threads not in threads)
 
 
 def _latest(entries: Iterable[Entry], key: Callable[[Entry], Hashable]) -> tuple[Entry, ...]:

@@ -24,12 +24,13 @@ from dlperf.core.costs import CORE_SPEED
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.files import check_writable, schema_of
 from dlperf.core.machine import SCHEMA, Machine
+from dlperf.core.machine_doubts import has_failed_with, join_threads
 from dlperf.core.readings import with_readings
 from dlperf.core.trace import Op, Trace
 from dlperf.microbench.co_run import WEIGHT, resources
 from dlperf.microbench.plan import MODES
 from dlperf.microbench.progress import Progress, progress_of
-from dlperf.microbench.results import merged
+from dlperf.microbench.results import co_run_group, merged, without
 from dlperf.microbench.worker import (
     SYSTEM_GROUPS,
     environment,
@@ -64,15 +65,16 @@ def calibrate(
     choose: Choose | None = None,
     refused: Callable[[Machine], str] = lambda _: "",
 ) -> Machine:
-    """Measure this machine into `path`: create the file, resume an interrupted one, or extend a
-    finished one.
+    """Measure this machine into `path`: create the file, resume an interrupted one, extend a
+    finished one, or measure anew those of the thread counts that failed their self-test.
 
     `threads` are the thread counts, each in a process of its own; `traces` add their steps' exact
     operations. `workers` are numbers of processes with one thread each: what they cost one another
     when all of them work at once, the operations of `traces` included. What is finished stays in
-    the file whatever happens. `progress` shows a bar on stderr (default: if that is a terminal,
-    plain lines elsewhere). `choose` returns further points to take, beyond those of the plan. A
-    file of this machine is measured anew where `refused` returns a reason.
+    the file whatever happens; what is measured anew replaces the former measurement once it is
+    whole. `progress` shows a bar on stderr (default: if that is a terminal, plain lines elsewhere).
+    `choose` returns further points to take, beyond those of the plan. A file of this machine is
+    measured anew as a whole where `refused` returns a reason.
 
     Raises DlperfError for an unknown mode, threads below 1 or above four a core, a file of another
     machine or torch, or not of dlperf (without `force`); WorkFailed when a worker dies or the disk
@@ -80,10 +82,10 @@ def calibrate(
     """
     path = Path(path)
     _check(mode, threads, workers, force)
-    machine = _start(path, mode, force)
-    if reason := refused(machine):
-        log(f"{path} {reason}; measuring anew")
-        machine = _fresh(mode)
+    former = _start(path, mode, force)
+    reason = refused(former)
+    anew = [one for one in dict.fromkeys(threads) if reason or has_failed_with(former, one)]
+    machine = _fresh(mode) if reason else _without(former, anew, mode)
     n_before = _n_busy(machine)
     if max(threads) > machine.cpu.n_cores:
         log(
@@ -92,20 +94,33 @@ def calibrate(
         )
     # A calibration that is run again mends disturbed groups; one that adds something does not.
     mends = not traces and not workers
-    work = {count: _missing(machine, count, mode, traces, mends) for count in threads}
+    # What is measured anew comes first: the file is not written before it is whole.
+    in_order = sorted(threads, key=lambda count: count not in anew)
+    work = {count: _missing(machine, count, mode, traces, mends) for count in in_order}
     shared = _missing_co_runs(machine, mode, traces, workers)
     n_groups = sum(map(len, work.values())) + len(shared)
+    planned = {_done_name(mode, count, name) for count in work for name, _ in work[count]}
+    if reason or anew:
+        why = reason or f"failed its self-test with {join_threads(anew)}"
+        log(f"{path} {why}; measuring {'all' if reason else 'that'} anew")
+        if lost := _left_out(former, machine, planned):
+            log(f"warning: the file will no longer hold {lost}")
     if not n_groups:
         log(f"{path} holds all of this already; nothing to measure")
     elif machine.groups:
-        log(f"{path} keeps {len(machine.groups)} measured groups; going on with {n_groups} more")
+        n_kept = len(machine.groups)
+        log(
+            f"{path} keeps {n_kept} measured group{'s' * (n_kept != 1)}; going on with {n_groups}"
+            " more"
+        )
     machine = _note_other_processes(machine)
     total = sum(weight for groups in work.values() for _, weight in groups)
     recorded = [trace.to_json() for trace in traces]
     with progress_of(
         total + WEIGHT * len(shared), "kernel", f"calibrating ({mode})", progress
     ) as bar:
-        measuring = _Measuring(path, mode, bar, machine)
+        held = {name for name in planned if int(name.split("/", 2)[1]) in anew}
+        measuring = _Measuring(path, mode, bar, machine, held)
         try:
             for count, groups in work.items():
                 names = {name: name for name, _ in groups}
@@ -121,7 +136,7 @@ def calibrate(
             co_runs = {name: [name, kind, own.get(kind), n] for name, kind, n in shared}
             measuring.run("dlperf.microbench.co_run", 1, {}, co_runs)
         except KeyboardInterrupt:
-            raise Interrupted(what_is_kept(path, len(measuring.finished))) from None
+            raise Interrupted(measuring.what_is_kept) from None
     machine = measuring.machine
     counts = {one.threads for one in machine.coverage}
     machine = replace(machine, complete=not any(map(machine.n_left_out, counts)))
@@ -130,8 +145,9 @@ def calibrate(
     n_busy = _n_busy(machine) - n_before
     if n_busy > 0:
         log(
-            f"warning: the machine was busy while {n_busy} of {n_groups} groups were measured;"
-            " dlperf machine show names them, and calibrating anew when it is quiet mends them"
+            f"warning: the machine was busy while {n_busy} of {n_groups}"
+            f" group{'s were' if n_groups != 1 else ' was'} measured; dlperf machine show names"
+            " them, and the same command, when it is quiet, measures them again"
         )
     return machine
 
@@ -225,6 +241,26 @@ def _load(path: Path, fresh: Machine, force: bool) -> Machine:
     return old
 
 
+def _without(machine: Machine, threads: Sequence[int], mode: str) -> Machine:
+    """The machine without what was measured with these thread counts. Where no kernel is left, the
+    next calibration defines the reference.
+    """
+    rest = without(machine, threads) if threads else machine
+    if rest.kernels or not machine.kernels:
+        return rest
+    return replace(_fresh(mode), co_runs=rest.co_runs, groups=rest.groups)
+
+
+def _left_out(former: Machine, machine: Machine, planned: set[str]) -> str:
+    """What a file loses by a measurement anew: thread counts, and groups of other plans."""
+    threads = {name.split("/", 2)[1] for name in {*planned, *machine.groups}}
+    lost = [count for count in former.threads if str(count) not in threads]
+    again = {name.split("/", 2)[2] for name in {*planned, *machine.groups}}
+    groups = dict.fromkeys(name.split("/", 2)[2] for name in former.groups)
+    found = [f"what was measured with {join_threads(lost)}"] if lost else []
+    return ", ".join([*found, *(name for name in groups if name not in again)])
+
+
 def _done_name(mode: str, threads: int, group: str) -> str:
     return f"{mode}/{threads}/{group}"
 
@@ -289,10 +325,8 @@ def _note_other_processes(machine: Machine) -> Machine:
     running = _running_processes()
     if running <= 1:
         return machine
-    note = (
-        f"{running - 1} other process(es) were running when the measuring began; times may be too"
-        " long"
-    )
+    others = "1 other process was" if running == 2 else f"{running - 1} other processes were"
+    note = f"{others} running when the measuring began; times may be too long"
     log(f"warning: the machine is busy: {note}")
     return replace(machine, notes=(*machine.notes, note))
 
@@ -325,7 +359,7 @@ def _missing_co_runs(
     kinds = (*resources(machine.cpu), *map(_operations_of, traces))
     planned = [(PREPARATION, n) for n in numbers]
     planned += [(kind, n) for kind in kinds for n in numbers if n > 1]
-    named = [(f"{kind} of {n} worker{'s' * (n > 1)}", kind, n) for kind, n in planned]
+    named = [(co_run_group(kind, n), kind, n) for kind, n in planned]
     busy = () if traces else machine.busy_groups(1)
     return [row for row in named if row[0] in busy or not _is_done(machine, mode, 1, row[0])]
 
@@ -335,12 +369,15 @@ def _missing_co_runs(
 
 @dataclass
 class _Measuring:
-    """What was measured so far, and the names of the groups `finished` now."""
+    """What was measured so far, the names of the groups `finished` now, and of those that are
+    measured anew and have no result yet: the file is written without any `held`.
+    """
 
     path: Path
     mode: str
     bar: Progress
     machine: Machine
+    held: set[str]
     finished: set[str] = field(default_factory=set)
 
     def run(
@@ -366,8 +403,8 @@ class _Measuring:
             if not died:
                 return
             if is_last and ahead:
-                raise WorkFailed(f"{died}; {self._kept}")
-            note = f"{died} with {threads} thread(s)"
+                raise WorkFailed(f"{died}; {self.what_is_kept}")
+            note = f"{died} with {join_threads([threads])}"
             log(
                 f"warning: {note};"
                 f" {'another goes on' if ahead else 'its groups have fewer samples'}"
@@ -377,7 +414,10 @@ class _Measuring:
             is_last = True
 
     @property
-    def _kept(self) -> str:
+    def what_is_kept(self) -> str:
+        """What the file keeps now, for the one line of an interrupted or failed calibration."""
+        if self.held:
+            return f"{self.path} is as it was, and the same command measures it anew"
         return what_is_kept(self.path, len(self.finished))
 
     def _run_process(
@@ -388,7 +428,7 @@ class _Measuring:
         ended it.
         """
         threads, group, before = job["threads"], ahead[0], self.machine
-        what = f"{threads} thread{'s' if threads > 1 else ''}: "
+        what = f"{join_threads([threads])}: "
         self.bar.set_postfix_str(what + group)
         saved_s = time.monotonic()
         variables = {**os.environ, **environment(threads)}
@@ -408,18 +448,18 @@ class _Measuring:
                         chosen = self._chosen(choose, job, message["wants"])
                         process.write(json.dumps(chosen))
                     elif "failed" in message:
-                        raise WorkFailed(f"{message['failed']}; {self._kept}")
+                        raise WorkFailed(f"{message['failed']}; {self.what_is_kept}")
                     else:
                         self._merge(message, job, before)
                         if message["group"] in ahead:
                             ahead.remove(message["group"])
                         # Writing a file of some MB disturbs the measuring process.
-                        if time.monotonic() - saved_s >= SAVE_EVERY_S:
+                        if not self.held and time.monotonic() - saved_s >= SAVE_EVERY_S:
                             self.machine.save(self.path)
                             saved_s = time.monotonic()
                 status = process.wait()
             finally:
-                if self.finished:
+                if self.finished and not self.held:
                     self.machine.save(self.path)
                 process.terminate()
                 process.wait()
@@ -429,7 +469,9 @@ class _Measuring:
             name = signal.Signals(-status).name
             return f"the measuring process died of {name} while it measured {group}"
         if status:
-            raise WorkFailed(f"the measuring process ended with status {status}; {self._kept}")
+            raise WorkFailed(
+                f"the measuring process ended with status {status}; {self.what_is_kept}"
+            )
         return ""
 
     def _chosen(self, choose: Choose, job: dict[str, Any], n_ops: int) -> dict[str, list[int]]:
@@ -452,3 +494,4 @@ class _Measuring:
         name = _done_name(self.mode, threads, group)
         self.machine = replace(machine, groups=tuple(dict.fromkeys((*machine.groups, name))))
         self.finished.add(name)
+        self.held.discard(name)

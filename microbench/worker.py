@@ -99,9 +99,9 @@ first pass that each may take, before there are further points.
 """
 _FURTHER_FRAC = 0.4
 """Part of the time left after the first pass that their first samples may take."""
-BACK_OFF_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
+BACK_OFF_S = {"quick": 0.5, "full": 20.0, "thorough": 200.0}
 """Total back-off of a worker on a slow core."""
-BUDGET_S = {"quick": 11.8, "full": 245.0, "thorough": 1700.0}
+BUDGET_S = {"quick": 19.0, "full": 245.0, "thorough": 1700.0}
 """How long a worker's plan may take, what a target's exact operations take aside: on a slow machine
 it measures fewer points, not for longer.
 """
@@ -118,7 +118,7 @@ SHARES = {
 """Part of the budget that may go into the repeated samples of a group of costs, so that none takes
 the time of another.
 """
-LEAST_FRAC = 0.3
+LEAST_FRAC = {"quick": 0.2, "full": 0.3, "thorough": 0.3}
 """Part of the budget that the least designs of all families, which come first, may take together.
 """
 _DEAR = {
@@ -218,6 +218,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     line on stdin, indices by group. Points in the job's `measured`, indices by group, are left out.
     """
     import torch
+    import torch._dynamo  # the first optimizer does, which takes seconds that are no cost of a step
 
     from dlperf.microbench import (
         ceilings,
@@ -239,7 +240,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     clock = speed.clock()
     states = States(StateProbe(cpu), speed.now, job["n_readings"], _READ_EVERY_S[mode])
     budget = Clock(speed.now).within(BUDGET_S[mode])
-    least = budget.part(LEAST_FRAC)
+    least = budget.part(LEAST_FRAC[mode])
 
     def data_residency(own: Clock) -> list[Cost]:
         return stream.measure_residency(n_threads, mode, cpu.caches_bytes, own)
@@ -358,6 +359,17 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         for name in take(ahead, time_left, progress=lambda n_points: say({"progress": n_points})):
             tell(name, timings[name].result())
 
+    def mend(number: int) -> bool:
+        """Sample kernels without an undisturbed sample once more; whether there were some."""
+        unsteady = {
+            name: indices for name, timing in timings.items() if (indices := timing.unsteady)
+        }
+        if not unsteady or budget.left_s <= 0:
+            return False
+        for _ in take(unsteady, budget.part(_MENDING_FRAC), number):
+            pass
+        return True
+
     def affordable() -> int:
         """Points beyond the planned ones that fit the time left, at the usual time a point."""
         seconds = math.fsum(spent[name]["seconds"] for name in timings)
@@ -375,15 +387,11 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         costs = [replace(one, readings=around[name]) for one in costs]
         system_costs[name] = costs
         tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
+    mend(2)  # the least designs, since where time is short the others have one sample at most
     first_samples(math.inf, budget.part(_FIRST_FRAC))
-    for number in range(2, 2 + _MENDING_PASSES):
-        unsteady = {
-            name: indices for name, timing in timings.items() if (indices := timing.unsteady)
-        }
-        if not unsteady or budget.left_s <= 0:
+    for number in range(3, 3 + _MENDING_PASSES):
+        if not mend(number):
             break
-        for _ in take(unsteady, budget.part(_MENDING_FRAC), number):
-            pass
     if job["asks"] and (n_further := affordable()):
         say({"wants": n_further})
         more = further_points(mode, cpu.flags)

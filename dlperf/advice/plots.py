@@ -18,6 +18,7 @@ from matplotlib.ticker import NullLocator
 from dlperf.advice.breakdown import LayerParts
 from dlperf.advice.explanation import Explanation
 from dlperf.advice.grid import PREDICTED, ConfigurationForecast
+from dlperf.core.text import counted
 from dlperf.core.units import MIB, format_bytes
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
@@ -34,6 +35,7 @@ from dlperf.report.drawing import (
     VERMILLION,
     YELLOW,
     circumstances,
+    layer_name,
     new_figure,
     own_style,
     plain,
@@ -103,10 +105,13 @@ def breakdown_figure(explanation: Explanation) -> Figure:
     texts = [seconds_text(row.total_s) for row in rows]
     below.bar_label(ends, texts, padding=4, fontsize=7.5)
     below.margins(x=0.12)
-    left_out = f" ({n_left} shorter layers are left out)" if n_left else ""
+    left_out = ""
+    if n_left:
+        is_are = "is" if n_left == 1 else "are"
+        left_out = f" ({counted(n_left, 'shorter layer')} {is_are} left out)"
     below.set(xlim=(0, None), xlabel=f"time per step{left_out}")
     seconds_axis(below.xaxis)
-    _name_rows(below, [plain(row.layer, 32) for row in rows])
+    _name_rows(below, [layer_name(row.layer, row.type, 40) for row in rows])
     return figure
 
 
@@ -194,8 +199,7 @@ def lines_of(tuning: Tuning) -> dict[str, list[ConfigurationForecast]]:
     found: dict[str, list[ConfigurationForecast]] = defaultdict(list)
     for row in sorted(tuning.rows, key=lambda row: row.configuration):
         one = row.configuration
-        threads = f"{one.threads} thread{'s' * (one.threads != 1)}"
-        workers = f"{one.workers} worker{'s' * (one.workers != 1)}"
+        threads, workers = counted(one.threads, "thread"), counted(one.workers, "worker")
         found[f"{threads}, {workers}, loader {one.loader_workers}"].append(row)
     return found
 

@@ -30,7 +30,7 @@ from dlperf.advice.grid import (
 from dlperf.advice.trials import ConfigurationTrials
 from dlperf.core import host
 from dlperf.core.display import Displayed
-from dlperf.core.text import csv_text, printable
+from dlperf.core.text import counted, csv_text, printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.report.document import (
     Block,
@@ -225,10 +225,8 @@ def heading(tuning: Tuning) -> str:
         if objective.memory_limit_bytes is None
         else f" within {format_bytes(objective.memory_limit_bytes)}"
     )
-    return (
-        f"{printable(tuning.target)}: {aim}{limit}, among {len(tuning.rows)} configurations, on"
-        f" {tuning.machine}"
-    )
+    among = counted(len(tuning.rows), "configuration")
+    return f"{printable(tuning.target)}: {aim}{limit}, among {among}, on {tuning.machine}"
 
 
 def best_line(tuning: Tuning) -> str:
@@ -255,7 +253,7 @@ def columns_of(tuning: Tuning, rows: Sequence[ConfigurationForecast]) -> list[Co
         Column("workers", tuple(str(one.workers) for one in found)),
         Column("samples/s", tuple(rate_text(row.samples_per_s) for row in rows)),
         Column("measured", tuple(measured)),
-        Column("step", tuple(steps), rank=1),
+        Column("step + loading", tuple(steps), rank=1),
         Column("epoch", tuple(format_seconds(row.epoch_s) for row in rows)),
         Column("memory", tuple(format_bytes(row.peak_memory_bytes) for row in rows)),
         Column("limited by", tuple(row.bound for row in rows), align_left=True),
@@ -267,9 +265,16 @@ def columns_of(tuning: Tuning, rows: Sequence[ConfigurationForecast]) -> list[Co
 def remarks(tuning: Tuning) -> list[str]:
     """What a reader should know besides."""
     lines = []
-    n_left = sum(not row.fits for row in tuning.rows)
+    n_fit = len(tuning.best_rows)
+    if n_fit > MOST_SHOWN:
+        lines.append(
+            f"The table has the best {MOST_SHOWN} of {n_fit} configurations; -o and --json have"
+            " all."
+        )
+    n_left = len(tuning.rows) - n_fit
     if n_left:
-        lines.append(f"{n_left} configurations need more memory than the limit and were left out.")
+        left = counted(n_left, "configuration")
+        lines.append(f"Left out, with more memory than the limit: {left}.")
     if any(row.source == INTERPOLATED for row in tuning.rows):
         sizes = ", ".join(map(str, tuning.recorded))
         lines.append(

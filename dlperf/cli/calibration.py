@@ -126,17 +126,10 @@ def run_calibration(
 
 
 def _why_refused(machine: Machine) -> str:
-    """Why a calibration does not extend a file, but measures anew; empty where it does. A file
-    whose calibration goes on has its reference at the end.
-    """
-    from dlperf.core.machine_doubts import has_fitting_reference
-    from dlperf.core.readings import first_referred
-    from dlperf.core.verification import has_failed
+    """Why a calibration measures all of a file anew; empty where it extends the file."""
+    from dlperf.core.machine_doubts import has_unfit_reference
 
-    if any(has_failed(machine.self_tests_of(count)) for count in machine.threads):
-        return "failed its self-test"
-    is_finished = machine.kernels and first_referred(machine) is None
-    if is_finished and not has_fitting_reference(machine):
+    if has_unfit_reference(machine):
         return "contains no reference state that fits its readings"
     return ""
 
@@ -151,7 +144,7 @@ def refresh(path: Path, threads: Sequence[int] | None) -> Answer:
     from dlperf.core import host
     from dlperf.core.files import one_writer
     from dlperf.core.machine import Machine, lacks
-    from dlperf.core.machine_doubts import find_mismatches
+    from dlperf.core.machine_doubts import find_mismatches, join_threads
     from dlperf.core.readings import with_readings
     from dlperf.microbench import refresh as process
     from dlperf.report.machine_refresh import compare
@@ -163,12 +156,12 @@ def refresh(path: Path, threads: Sequence[int] | None) -> Answer:
     counts = tuple(threads or machine.threads[:1])
     for count in counts or (1,):
         if not machine.families(count):
-            raise lacks(machine, f"kernels with {count} thread(s)")
+            raise lacks(machine, f"kernels with {join_threads([count])}")
     retimed: list[process.Retimed] = []
     readings: list[Reading] = []
     with one_writer(path, "a calibration"):
         for count in counts:
-            log(f"timing kernels of {path} again with {count} thread(s)")
+            log(f"timing kernels of {path} again with {join_threads([count])}")
             found, taken = process.measure(machine, count, process.BUDGET_S / len(counts))
             retimed += found
             readings += taken
@@ -236,7 +229,7 @@ COMMAND = Command(
             action="store_const",
             const="quick",
             default="full",
-            help="a rough one in seconds",
+            help="a rough one: about 40 s for each number of threads, self-test included",
             exclusive=True,
         ),
         option(

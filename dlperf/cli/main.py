@@ -78,7 +78,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     on a word that no parser takes.
     """
     own, script = run.split(list(argv))
-    args = _parser().parse_args(own)
+    args, unknown = _parser().parse_known_args(own)
+    if unknown:
+        args.refuse_usage(f"unrecognized arguments: {' '.join(unknown)}")
     args.script = script
     return args
 
@@ -93,6 +95,15 @@ def _check(args: argparse.Namespace) -> None:
         )
     timeline = getattr(args, "timeline", None)
     refuse((timeline == "-", "--timeline - is no file; name one"))
+    written: dict[str, str] = {"-o": args.output} if getattr(args, "output", None) else {}
+    for name in ("json", "timeline", "communication"):
+        path = getattr(args, name, None)
+        if path in (None, "-"):
+            continue
+        for other, taken in written.items():
+            if os.path.realpath(path) == os.path.realpath(taken):
+                raise DlperfError(f"{path}: --{name} and {other} name the same file; name two")
+        written[f"--{name}"] = path
     for path in (args.json, timeline) if args.command != "run" else ():
         if path is not None:
             check_answer(path, args.force)

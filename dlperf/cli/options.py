@@ -82,7 +82,7 @@ def add_commands(parser: argparse.ArgumentParser, dest: str, commands: Sequence[
             group = own.add_mutually_exclusive_group() if is_exclusive else own
             for option in options:
                 group.add_argument(*option.flags, **option.settings)
-        own.set_defaults(command_data=one, **one.defaults)
+        own.set_defaults(command_data=one, refuse_usage=own.error, **one.defaults)
         if one.actions:
             add_commands(own, "action", one.actions)
 

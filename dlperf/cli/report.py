@@ -140,6 +140,12 @@ def _read(args: Namespace, spec: str, file: str) -> tuple[list[Prediction], Meas
     if schema_of(file) is None:
         return _read_profile(args, spec, file)
     measurement = Measurement.load(file)
+    for name in ("batch_size", "threads") if args.measured is None else ():
+        asked, known = getattr(args, name), getattr(measurement, name)
+        if asked not in (None, known):
+            raise DlperfError(
+                f"{file}: was measured at {name.replace('_', ' ')} {known}, not {asked}"
+            )
     if args.measured is not None:
         recorded = _trace_of(args, spec, measurement.inference, measurement.batch_size)
     elif measurement.trace is not None:

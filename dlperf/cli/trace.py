@@ -12,7 +12,7 @@ from dlperf.cli.options import (
     common,
     output,
 )
-from dlperf.core.text import fit
+from dlperf.core.text import counted, fit
 
 
 def trace(args: Namespace) -> Answer:
@@ -23,8 +23,9 @@ def trace(args: Namespace) -> Answer:
     kind = "forward pass" if recorded.inference else "training step"
     text = (
         f"{recorded.target}: a {kind} at batch size {recorded.batch_size},"
-        f" {len(recorded.layers)} layers, {recorded.n_parameters:,} parameters,"
-        f" {len(recorded.ops)} ops, recorded on {recorded.recorded_on}"
+        f" {counted(len(recorded.layers), 'layer')},"
+        f" {counted(recorded.n_parameters, 'parameter')}, {counted(len(recorded.ops), 'op')},"
+        f" recorded on {recorded.recorded_on}"
     )
     if args.output:
         text += f"; written to {args.output}"

@@ -98,7 +98,9 @@ def factor(text: str) -> tuple[str, float]:
     with contextlib.suppress(ValueError):
         if name and equals:
             return name.strip(), float(number)
-    raise argparse.ArgumentTypeError(f"{text!r} is no NAME=FACTOR, such as flops=2")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no NAME=FACTOR, such as flops=2; a target stands before them"
+    )
 
 
 def positive(text: str) -> float:

@@ -71,8 +71,9 @@ def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
             f"{path}: is no {schema} file (a number is too long); make it again"
         ) from error
     if not isinstance(data, dict) or data.get("schema") != schema:
-        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise DlperfError(f"{path}: is no {schema} file (schema is {found!a:.60})")
+        found = data.get("schema") if isinstance(data, dict) else None
+        what = f"its schema is {found!a:.60}" if found else "it names no schema"
+        raise DlperfError(f"{path}: is no {schema} file ({what})")
     found = data.get("schema_version")
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise DlperfError(
@@ -320,7 +321,7 @@ def find_path(path: str | Path | None = None) -> Path:
         where = "" if index == default_path() else f" -o {index}"
         raise DlperfError(
             f"{index}: there is no such machine file; dlperf calibrate{where} makes it "
-            "(with --quick in less than a minute)"
+            "(with --quick in about 40 s for each number of threads)"
         )
     return index
 

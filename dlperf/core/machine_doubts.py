@@ -4,10 +4,15 @@ measured on a busy machine, with a self-test that failed, or without states that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from dlperf.core import host
+from dlperf.core.files import default_path
 from dlperf.core.machine import Cpu, Machine
+from dlperf.core.readings import first_referred
 from dlperf.core.trace import Trace
-from dlperf.core.verification import has_failed
+from dlperf.core.verification import has_failed, why_failed
 
 BUSY_SHARE = 0.5
 """Share of the groups of a thread count that were measured on a busy machine, above which all its
@@ -30,6 +35,49 @@ def has_fitting_reference(machine: Machine) -> bool:
     )
 
 
+def has_unfit_reference(machine: Machine) -> bool:
+    """Whether a finished calibration has no reference state that fits its readings: none of its
+    times can be kept. A calibration that goes on has its reference at the end.
+    """
+    is_finished = bool(machine.kernels) and first_referred(machine) is None
+    return is_finished and not has_fitting_reference(machine)
+
+
+def has_failed_with(machine: Machine, threads: int) -> bool:
+    """Whether the file failed its self-test with exactly `threads` threads."""
+    return has_failed([test for test in machine.self_tests if test.threads == threads])
+
+
+def remedy(machine: Machine, *threads: int) -> str:
+    """The calibration that mends a file for these thread counts, and what it does.
+
+    >>> remedy(Machine(Cpu("", 1), mode="quick"), 1)
+    'dlperf calibrate --quick --threads 1 measures what is missing or was disturbed'
+    """
+    is_unfit = has_unfit_reference(machine)
+    counts = machine.threads if is_unfit else threads
+    failed = [count for count in counts if has_failed_with(machine, count)]
+    command = "dlperf calibrate" + ("" if machine.mode == "full" else f" --{machine.mode}")
+    if counts:
+        command += f" --threads {','.join(map(str, counts))}"
+    if machine.path and Path(machine.path) != default_path():
+        command += f" -o {machine.path}"
+    if is_unfit:
+        return f"{command} measures the whole file anew"
+    if failed:
+        return f"{command} measures everything with {join_threads(failed)} anew"
+    return f"{command} measures what is missing or was disturbed"
+
+
+def join_threads(threads: Sequence[int]) -> str:
+    """Thread counts in words.
+
+    >>> join_threads([1]), join_threads([1, 2])
+    ('1 thread', '1 and 2 threads')
+    """
+    return f"{' and '.join(map(str, threads))} thread{'s' * (tuple(threads) != (1,))}"
+
+
 def find_state_problem(machine: Machine) -> str:
     """What a machine file lacks for states of the machine, with the remedy, as words after its
     name; empty for a device of a data sheet, which has no states.
@@ -37,7 +85,9 @@ def find_state_problem(machine: Machine) -> str:
     if machine.data_sheet is not None or not machine.kernels:
         return ""
     if machine.reference is None:
-        return "contains no reference state, so states have no effect; dlperf calibrate makes one"
+        return (
+            "contains no reference state, so states have no effect; dlperf calibrate measures anew"
+        )
     if not machine.readings:
         return (
             "contains no readings of its state, so the reference counts as its usual one; dlperf"
@@ -59,12 +109,13 @@ def find_self_test_problem(machine: Machine, threads: int) -> str:
     name = machine.path or "the machine file"
     if not tests:
         return f"{name} contains no self-test; dlperf machine check runs it"
-    worst = max(tests, key=lambda test: test.factor).describe()
-    problem = (
-        f"{name} failed its self-test ({worst}); predictions may be as far off. dlperf calibrate"
-        " measures it anew"
+    why, tested = why_failed(tests), tests[0].threads
+    return (
+        f"{name} failed its self-test ({why}); predictions may be as far off."
+        f" {remedy(machine, tested)}"
+        if why
+        else ""
     )
-    return problem if has_failed(tests) else ""
 
 
 def find_mismatches(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
@@ -85,7 +136,7 @@ def find_mismatches(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> lis
     if theirs and ours and theirs.partition("+")[0] != ours.partition("+")[0]:
         found.append(
             f"{name} was measured with torch {theirs}, this is torch {ours}: extrapolated; dlperf"
-            " calibrate measures anew"
+            " calibrate --force measures anew"
         )
     return found
 
@@ -116,8 +167,9 @@ def busy_line(machine: Machine, threads: int) -> str:
     """How many groups were measured on a busy machine, and the remedy; empty where none was."""
     n_busy, n_groups = _n_busy_and_all(machine, threads)
     return (
-        f"the machine was busy while {n_busy} of {n_groups} groups were measured with"
-        f" {threads} thread(s); calibrating again when it is quiet measures them anew"
+        f"the machine was busy while {n_busy} of {n_groups} group{'s' * (n_groups != 1)}"
+        f" {'was' if n_groups == 1 else 'were'} measured with {join_threads([threads])}; when it is"
+        f" quiet, {remedy(machine, threads)}"
         if n_busy
         else ""
     )
@@ -160,7 +212,7 @@ def doubts_of(machine: Machine, trace: Trace, threads: int) -> list[str]:
     doubts = [
         *find_mismatches(machine, host.this_cpu(), host.versions()),
         *find_missing_dtypes(machine, trace),
-        f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it"
+        f"{machine.path}: the calibration did not finish; {remedy(machine, nearest)}"
         if is_unfinished(machine)
         else "",
         find_self_test_problem(machine, threads),

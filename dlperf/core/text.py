@@ -45,6 +45,15 @@ def _escaped(found: re.Match[str]) -> str:
     return found.group().encode("unicode_escape").decode()
 
 
+def counted(n: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "thread"), counted(1200, "op")
+    ('1 thread', '1,200 ops')
+    """
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
 # -- width ----------------------------------------------------------------------------------------
 
 WITHOUT_TERMINAL = 120

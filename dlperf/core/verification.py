@@ -51,7 +51,7 @@ class Disturbance:
     (0 where they were few), and kernels without a sample on an undisturbed core (0 likewise).
 
     >>> Disturbance("conv", 1, 72.0, n_unsteady=0, n_kernels=9).note
-    'busy while measuring conv with 1 thread(s): the core was taken away 72 times a second'
+    'busy while measuring conv with 1 thread: the core was taken away 72 times a second'
     """
 
     group: Name  #: Group of kernels.
@@ -68,10 +68,12 @@ class Disturbance:
             found.append(f"the core was taken away {self.switches_per_s:.0f} times a second")
         if self.n_unsteady:
             found.append(
-                f"{self.n_unsteady} of {self.n_kernels} kernels never had the core's full speed"
+                f"{self.n_unsteady} of {self.n_kernels} kernel{'s' * (self.n_kernels != 1)} never"
+                " had the core's full speed"
             )
         return (
-            f"busy while measuring {self.group} with {self.threads} thread(s): {'; '.join(found)}"
+            f"busy while measuring {self.group} with {self.threads}"
+            f" thread{'s' * (self.threads != 1)}: {'; '.join(found)}"
         )
 
 
@@ -178,11 +180,35 @@ def interval_factor(tests: Sequence[SelfTest]) -> float:
     return max(least, conformal_bound(widths)) if tests else least
 
 
-def has_failed(tests: Sequence[SelfTest]) -> bool:
-    """Whether the conformal bound of the tests' factors is above WORST_FACTOR, or their median
-    error is above WORST_MEDIAN_FRAC.
+def why_failed(tests: Sequence[SelfTest]) -> str:
+    """The rules that the tests break, each with its number and threshold; empty where they pass.
+
+    The conformal bound of their factors must be at most WORST_FACTOR, their median error at most
+    WORST_MEDIAN_FRAC.
+
+    >>> test = SelfTest("MLP", 1, 7, 1.4e-3, 1e-3, 2e-3, 1e-3)
+    >>> why_failed([test] * 3)
+    '3 steps with 1 thread: the median error of 40.0 % is above 30 %'
+    >>> why_failed([replace(test, measured_s=1.4e-3)] * 2 + [test.times(2.0)])
+    'MLP, 1 thread: predicted 2.80 ms, measured 1.00 ms: +180.0 %, a factor of 2.80, is above 1.5'
     """
-    return bool(tests) and (
-        conformal_bound([test.factor for test in tests]) > WORST_FACTOR
-        or median(abs(test.error_frac) for test in tests) > WORST_MEDIAN_FRAC
-    )
+    if not tests:
+        return ""
+    found = []
+    bound = conformal_bound([test.factor for test in tests])
+    if bound > WORST_FACTOR:
+        step = next(test for test in tests if test.factor == bound)
+        found.append(f"{step.describe()}, a factor of {bound:.2f}, is above {WORST_FACTOR:g}")
+    error_frac = median(abs(test.error_frac) for test in tests)
+    if error_frac > WORST_MEDIAN_FRAC:
+        found.append(
+            f"{len(tests)} step{'s' * (len(tests) != 1)} with {tests[0].threads}"
+            f" thread{'s' * (tests[0].threads != 1)}: the median error of"
+            f" {format_percent(error_frac)} is above {100 * WORST_MEDIAN_FRAC:g} %"
+        )
+    return "; ".join(found)
+
+
+def has_failed(tests: Sequence[SelfTest]) -> bool:
+    """Whether the tests break a rule (:func:`why_failed`)."""
+    return bool(why_failed(tests))

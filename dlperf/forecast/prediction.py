@@ -21,7 +21,7 @@ from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PHASES, PredictedStep
 from dlperf.core.state import State
 from dlperf.core.trace import LOSS, Trace
-from dlperf.core.units import format_seconds
+from dlperf.core.units import format_bytes, format_seconds
 from dlperf.core.what_if import MachineFactors
 from dlperf.forecast.epoch import Epoch, forecast
 from dlperf.forecast.loop import Loop
@@ -80,12 +80,13 @@ class PageFaults:
 
         >>> best = AllocatorRecommendation("tuned", "MALLOC_MMAP_MAX_=0", 0.0101)
         >>> PageFaults(0.0123, 0.0807, (best,)).sentence()
-        '12.3 ms of 80.7 ms; MALLOC_MMAP_MAX_=0 would save about 10.1 ms'
+        '12.3 ms of 80.7 ms; with MALLOC_MMAP_MAX_=0 the step would take 70.6 ms'
         """
         best = next((one for one in self.recommendations if "{" not in one.settings), None)
-        way_out = (
-            f"; {best.settings} would save about {format_seconds(best.saved_s)}" if best else ""
-        )
+        way_out = ""
+        if best is not None:
+            other = format_seconds(self.step_s - best.saved_s)
+            way_out = f"; with {best.settings} the step would take {other}"
         return f"{format_seconds(self.seconds)} of {format_seconds(self.step_s)}{way_out}"
 
     def to_json(self) -> dict[str, Any]:
@@ -435,6 +436,11 @@ def predict(
     if memory is not None:
         notes = (*prices.notes, *memory.notes)
         prices = replace(prices, peak_memory_bytes=memory.peak_reserved_bytes, notes=notes)
+    elif 0 < machine.cpu.memory_bytes < (prices.peak_memory_bytes or 0):
+        warnings.append(
+            f"the step needs {format_bytes(prices.peak_memory_bytes or 0)} of memory, the machine"
+            f" has {format_bytes(machine.cpu.memory_bytes)}: it does not fit"
+        )
     at = machine.usual_state if state is None else state
     prediction = Prediction(
         trace,

@@ -87,6 +87,9 @@ def _attribute(spec: str, module: ModuleType, name: str) -> Any:
             else "it defines nothing that can be called"
         )
         where = getattr(module, "__file__", None) or module.__name__
+        builder, at, size = name.rpartition("@")
+        if at and builder in names and size.isdigit():
+            hint = f"give the batch size with --batch-size {size}"
         raise DlperfError(f"target {spec}: {where} has no {name!r}; {hint}") from None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from string import ascii_lowercase
 from typing import Any
 
 import matplotlib
@@ -24,7 +25,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
-from dlperf.core.text import printable, visible
+from dlperf.core.text import counted, printable, visible
 from dlperf.core.units import format_seconds
 from dlperf.report.document import shorten
 
@@ -148,6 +149,15 @@ def plain(name: str, width: int = 48) -> str:
     return shorten(printable(name), width).replace("$", r"\$")
 
 
+def layer_name(name: str, kind: str, width: int) -> str:
+    """A layer's name and type for a plot.
+
+    >>> layer_name("features.0", "Conv2d", 40), layer_name("LeNet5", "LeNet5", 40)
+    ('features.0  Conv2d', 'LeNet5')
+    """
+    return plain(name if name == kind else f"{name}  {kind}", width)
+
+
 def circumstances(target: str, batch_size: int, threads: int, machine: str) -> str:
     """What a plot is of, for its title: the step in the first line, the machine in the second.
 
@@ -155,7 +165,7 @@ def circumstances(target: str, batch_size: int, threads: int, machine: str) -> s
     'nets.py:cnn, batch size 32, 2 threads\\non Testor 9000'
     """
     return (
-        f"{plain(target, 60)}, batch size {batch_size}, {threads} thread{'s' * (threads != 1)}\non"
+        f"{plain(target, 60)}, batch size {batch_size}, {counted(threads, 'thread')}\non"
         f" {plain(machine, 70)}"
     )
 
@@ -326,16 +336,27 @@ def group_points(ax: Any, points: Sequence[tuple[float, float]]) -> list[list[in
     return groups
 
 
-def number_list(numbers: Iterable[int]) -> str:
-    """Numbers with their runs as ranges.
+def letter(number: int) -> str:
+    """A number from 1 as a letter, beyond 26 as several.
 
-    >>> number_list([7, 1, 2, 3, 9, 10])
-    '1-3, 7, 9, 10'
+    >>> letter(1), letter(26), letter(27), letter(53)
+    ('a', 'z', 'aa', 'ba')
+    """
+    before, index = divmod(number - 1, 26)
+    return (letter(before) if before else "") + ascii_lowercase[index]
+
+
+def letter_list(numbers: Iterable[int]) -> str:
+    """Numbers as letters, with their runs as ranges.
+
+    >>> letter_list([7, 1, 2, 3, 9, 10])
+    'a-c, g, i, j'
     """
     ordered = enumerate(sorted(set(numbers)))
     runs = [[n for _, n in run] for _, run in groupby(ordered, lambda pair: pair[1] - pair[0])]
     return ", ".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+        f"{letter(run[0])}-{letter(run[-1])}" if len(run) > 2 else ", ".join(map(letter, run))
+        for run in runs
     )
 
 

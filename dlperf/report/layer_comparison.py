@@ -196,7 +196,8 @@ class PhaseAccuracy:
     the `n_layers` layers that take at least 1 % of the phase, `mape_all_frac` the same over all
     `n_all` measured layers. `weighted_frac` is the sum of abs(predicted - actual) over the sum of
     actual. `spread_frac` is the mean over the `n_layers` of (90th - 10th percentile) / median of
-    their samples. `seen_frac` is the share of the phase that the measurement attributes to layers.
+    their samples. `seen_frac` is the sum of the layers' measured times over the phase's; layers are
+    timed in passes of their own, so that it can exceed 1.
     `n_missing` measured layers have no predicted row and count as a prediction of 0 (an error of
     100 %); `n_unsupported` rows that the predictor does not support drop out. None where unknown.
     """

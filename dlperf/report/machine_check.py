@@ -17,6 +17,8 @@ from dlperf.core.machine_doubts import (
     find_mismatches,
     find_self_test_problem,
     is_unfinished,
+    join_threads,
+    remedy,
 )
 from dlperf.core.units import format_percent
 from dlperf.core.verification import SelfTest
@@ -44,8 +46,8 @@ def coverage_line(machine: Machine, threads: int) -> str:
     rows = [one for one in machine.coverage if one.threads == threads]
     n_measured, n_planned = sum(one.n_measured for one in rows), sum(one.n_planned for one in rows)
     line = (
-        f"{n_measured:,} of {n_planned:,} planned points with {threads}"
-        f" thread{'s' * (threads != 1)}"
+        f"{n_measured:,} of {n_planned:,} planned point{'s' * (n_planned != 1)} with"
+        f" {join_threads([threads])}"
     )
     missing = [
         f"{one.n_planned - one.n_measured} of {one.group}"
@@ -74,7 +76,7 @@ def self_test_lines(machine: Machine) -> list[str]:
             which = "longer" if more_frac > 0 else "shorter"
             changed = f"; predicted steps are {format_percent(abs(more_frac))} {which}{changed}"
         problem = find_self_test_problem(machine, threads)
-        passed = f"self-test with {threads} thread{'s' * (threads != 1)}: passed{changed}"
+        passed = f"self-test with {join_threads([threads])}: passed{changed}"
         found.append(f"self-test: {problem}" if problem else passed)
     return found
 
@@ -90,7 +92,7 @@ def _summary_of(tests: Sequence[SelfTest]) -> str:
     worst, threads = max(tests, key=lambda test: test.factor), tests[0].threads
     errors = [test.error_frac for test in tests]
     return (
-        f"{len(tests)} steps with {threads} thread{'s' * (threads != 1)}: median error"
+        f"{len(tests)} steps with {join_threads([threads])}: median error"
         f" {format_percent(median(map(abs, errors)))}, worst"
         f" {format_percent(worst.error_frac, signed=True)} ({worst.name}), bias"
         f" {format_percent(median(errors), signed=True)}"
@@ -106,7 +108,7 @@ def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[
     """
     found = find_mismatches(machine, cpu, versions)
     if is_unfinished(machine):
-        found.append("the calibration did not finish; the same dlperf calibrate goes on with it")
+        found.append(f"the calibration did not finish; {remedy(machine, *machine.threads)}")
     held = {"kernels": machine.kernels, "memory bandwidth": machine.bandwidths}
     if not any(held.values()):
         return [*found, "it contains no measurements; run dlperf calibrate"]
@@ -137,7 +139,7 @@ def find_remarks(machine: Machine) -> list[str]:
         if machine.n_left_out(threads)
     ]
     found += [
-        f"{family} with {threads} thread(s): the leave-one-out error of its kernels is"
+        f"{family} with {join_threads([threads])}: the leave-one-out error of its kernels is"
         f" {format_percent(error)}"
         for threads in machine.threads
         for family, error in machine.leave_one_out_errors(threads).items()
@@ -145,7 +147,11 @@ def find_remarks(machine: Machine) -> list[str]:
     ]
     return [
         *found,
-        *(f"its own note: {note}" for note in machine.notes if "were running" in note),
+        *(
+            f"its own note: {note}"
+            for note in machine.notes
+            if "running when the measuring began" in note
+        ),
     ]
 
 
@@ -270,6 +276,6 @@ def _only_in_one(first: Machine, second: Machine) -> Iterable[str]:
     )
     if a_keys ^ b_keys:
         yield (
-            f"{len(a_keys - b_keys)} points are only in the first, {len(b_keys - a_keys)} only in"
-            " the second"
+            f"points in one file alone: {len(a_keys - b_keys)} in the first,"
+            f" {len(b_keys - a_keys)} in the second"
         )

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from dlperf.core.text import counted
 from dlperf.core.units import format_percent
 from dlperf.forecast.prediction import Prediction
 from dlperf.report.drawing import (
@@ -32,6 +33,7 @@ from dlperf.report.drawing import (
     circumstances,
     empty,
     label_points,
+    layer_name,
     log_seconds_axis,
     new_figure,
     own_style,
@@ -50,6 +52,9 @@ __all__ = ["CAPTIONS", "figures_of", "layers_figure", "pngs_of", "scatter_figure
 MAX_LAYERS = 25
 """Layers that the bars show; of larger networks the ones that take longest."""
 
+MAX_NAMES = 8
+"""Marks of the scatter plot that are named: those that are most seconds off."""
+
 _NOTHING = Times(0.0, has_work=False)
 _BAND = "#e4e8ec"
 _KIND_HATCHES = ("", "///", "", "...", "", "xxx", "", "\\\\\\")
@@ -58,7 +63,7 @@ CAPTIONS = {
     "layers": "Predicted and measured time of each layer, one panel per phase.",
     "scatter": (
         "Predicted against measured time, one mark per layer and phase; on the line they are equal,"
-        " in the band within 20 %."
+        " in the band within 20 %. The marks outside the band that are most seconds off have names."
     ),
     "roofline": (
         "Rate that each layer reached at its operational intensity (FLOP per byte of its operands),"
@@ -149,22 +154,20 @@ def layers_figure(report: StepComparison) -> Figure:
     kinds = {row.layer: row.type for rows in by_predictor for row in rows.values()}
     axes[0].set_yticks(
         range(len(names)),
-        [plain(name if name == kinds[name] else f"{name}  {kinds[name]}", 42) for name in names],
+        [layer_name(name, kinds[name], 42) for name in names],
     )
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     handles = [
-        Patch(facecolor=ACTUAL_COLOR, label="measured"),
-        *(
-            Patch(label=f"predicted, {plain(label)}", **_style(i))
-            for i, label in enumerate(report.predictors)
-        ),
+        Patch(label=f"predicted, {plain(label)}", **_style(i))
+        for i, label in enumerate(report.predictors)
     ]
+    handles.append(Patch(facecolor=ACTUAL_COLOR, label="measured"))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
     title = _circumstances(report)
     if left_out:
         title += (
-            f"\nthe {len(names)} longest of {len(names) + left_out} layers (the other {left_out}"
-            f" take {format_percent(left_frac)} of the time)"
+            f"\nthe {len(names)} longest of {len(names) + left_out} layers ({left_out} left out,"
+            f" with {format_percent(left_frac)} of the time)"
         )
     figure.suptitle(title, fontsize=10.5)
     return figure
@@ -225,7 +228,7 @@ def scatter_figure(report: StepComparison) -> Figure:
     figure = new_figure(7.2, 6.2)
     ax = figure.subplots()
     known = [
-        (times, phase, number, row.layer)
+        (times, phase, number, layer_name(row.layer, row.type, 26))
         for number, rows in enumerate(report.rows)
         for row in rows
         for phase in phases_of(report.inference)
@@ -237,7 +240,7 @@ def scatter_figure(report: StepComparison) -> Figure:
         if t.actual_s and t.predicted_s
     ]
     n_zero = sum(t.has_work and not (t.actual_s and t.predicted_s) for t, *_ in known)
-    zeros = f"\n({n_zero} layers at 0 s on one side cannot be drawn)" if n_zero else ""
+    zeros = f"\n({counted(n_zero, 'layer')} at 0 s on one side cannot be drawn)" if n_zero else ""
     ax.set(
         xlabel="measured time per step",
         ylabel="predicted time per step",
@@ -260,12 +263,13 @@ def scatter_figure(report: StepComparison) -> Figure:
             alpha=0.9,
             **mark,
         )
-    low = min(min(x, y) for x, y, *_ in points) / 1.8
-    high = max(max(x, y) for x, y, *_ in points) * 1.8
-    ends = np.array([low, high])
+    measured, every = [x for x, *_ in points], [time for x, y, *_ in points for time in (x, y)]
+    ends = np.array([min(measured) / 1.8, max(measured) * 1.8])
     ax.fill_between(ends, 0.8 * ends, 1.2 * ends, color=_BAND, linewidth=0, zorder=0)
     ax.plot(ends, ends, color=DIM, linewidth=1, zorder=1)
-    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    # The line crosses the whole plot; predictions alone reach further than the measured times.
+    y_limits = min(every) / 1.8, max(every) * 1.8
+    ax.set(xscale="log", yscale="log", xlim=tuple(ends), ylim=y_limits)
     for axis in (ax.xaxis, ax.yaxis):
         log_seconds_axis(axis)
     ax.grid(True)
@@ -290,13 +294,20 @@ def scatter_figure(report: StepComparison) -> Figure:
         Line2D([], [], color=DIM, label="predicted = measured"),
         Patch(facecolor=_BAND, label="within 20 %"),
     ]
-    figure.legend(handles=handles, loc="outside right upper")
     # The first predictor's worst layers by seconds off get a name.
     mine = [point for point in points if point[3] == 0 and not 0.8 <= point[1] / point[0] <= 1.2]
     mine.sort(key=lambda point: -abs(point[1] - point[0]))
+    if mine:
+        of_whom = f"\n({plain(report.predictors[0], 24)})" if several else ""
+        text = f"named: {min(MAX_NAMES, len(mine))} most seconds off{of_whom}"
+        handles.append(Line2D([], [], linestyle="", label=text))
+    figure.legend(handles=handles, loc="outside right upper")
     label_points(
         ax,
-        [PointLabel(x, y, plain(name, 26), left_first=y > x) for x, y, _, _, name in mine[:8]],
+        [
+            PointLabel(x, y, f"{name}, {phase}", left_first=y > x)
+            for x, y, phase, _, name in mine[:MAX_NAMES]
+        ],
         [(x, y) for x, y, *_ in points],
         size=7.5,
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from dlperf.core.text import counted
 from dlperf.core.units import format_percent, format_si
 from dlperf.models.memory_hierarchy import fma_fraction, mixed_flops_per_s
 from dlperf.ops.roofs import Ceiling, Roofs
@@ -30,16 +31,17 @@ from dlperf.report.drawing import (
     group_points,
     label_lines,
     label_points,
+    layer_name,
+    letter,
+    letter_list,
     new_figure,
-    number_list,
-    plain,
     rate_axes,
 )
 from dlperf.report.layer_comparison import phases_of
 from dlperf.report.step_comparison import StepComparison
 
 MAX_LAYERS = 30
-"""Layers that the roofline shows: those that take longest. Each has a number and a line in the
+"""Layers that the roofline shows: those that take longest. Each has a letter and a line in the
 legend.
 """
 MAX_PANEL_LAYERS = 8
@@ -135,7 +137,7 @@ def roofline_figure(report: StepComparison) -> Figure | None:
     longest = list(dict.fromkeys(point.layer for point in every_point))
     shown = set(longest[:MAX_LAYERS])
     points = [point for point in every_point if point.layer in shown]
-    numbers = _numbered(row.layer for row in report.rows[0] if row.layer in shown)
+    numbers = {layer: n for layer, n in numbers_of(report).items() if layer in shown}
     lines = [
         Line(c.fma_flops_per_s, f"{c.dtype} {format_si(c.fma_flops_per_s, 'FLOP/s')}", width=width)
         for c, width in zip(roofs.ceilings, (1.8, *[1.0] * len(roofs.ceilings)))
@@ -166,12 +168,13 @@ def roofline_figure(report: StepComparison) -> Figure | None:
     if len(longest) > len(numbers):
         title.append(f"the {len(numbers)} longest of {len(longest)} layers")
     if n_without:
-        title.append(f"{n_without} points without FLOPs or bytes are not drawn")
+        is_are = "is" if n_without == 1 else "are"
+        title.append(f"{counted(n_without, 'point')} without FLOPs or bytes {is_are} not drawn")
     ax.set_title("\n".join(title))
     labels = [
         PointLabel(
             *indices[group[0]],
-            textwrap.fill(number_list(numbers[points[one].layer] for one in group), 16),
+            textwrap.fill(letter_list(numbers[points[one].layer] for one in group), 16),
         )
         for group in group_points(ax, indices)
     ]
@@ -198,7 +201,8 @@ def hierarchy_figure(report: StepComparison) -> Figure | None:
     found = [level_points_of(report, phase) for phase in phases]
     panels = [points[:MAX_PANEL_LAYERS] for points in found]
     drawn = [point for panel in panels for point in panel]
-    numbers = _numbered(point.layer for point in drawn)
+    layers = {point.layer for point in drawn}
+    numbers = {layer: n for layer, n in numbers_of(report).items() if layer in layers}
     dtypes = {*ALWAYS_DRAWN, *(t.dtype for t in prediction.layer_traffic)}
     lines = _lines(prediction.layer_traffic, [c for c in roofs.ceilings if c.dtype in dtypes])
 
@@ -243,7 +247,7 @@ def hierarchy_figure(report: StepComparison) -> Figure | None:
     label_lines(axes[-1], [(line.flops_per_s, line.text) for line in lines])
     for ax, panel in zip(axes, panels):
         labels = [
-            PointLabel(min(p.intensities.values()), p.flops_per_s, str(numbers[p.layer]), True)
+            PointLabel(min(p.intensities.values()), p.flops_per_s, letter(numbers[p.layer]), True)
             for p in panel
         ]
         dots = [(x, p.flops_per_s) for p in panel for x in p.intensities.values()]
@@ -341,16 +345,24 @@ def _circumstances(report: StepComparison) -> str:
     return circumstances(report.target, report.batch_size, threads, cpu.model)
 
 
-def _numbered(layers: Iterable[str]) -> dict[str, int]:
-    """Each layer's number, from 1."""
+def numbers_of(report: StepComparison) -> dict[str, int]:
+    """The numbers, from 1, of the layers that the rooflines of a report draw, in the order of
+    execution. The plots show them as letters: many layers are named by numbers.
+    """
+    longest = list(dict.fromkeys(point.layer for point in points_of(report)[0]))
+    drawn = set(longest[:MAX_LAYERS])
+    for phase in phases_of(report.inference):
+        points = level_points_of(report, phase)[:MAX_PANEL_LAYERS]
+        drawn.update(point.layer for point in points)
+    layers = [row.layer for row in report.rows[0] if row.layer in drawn]
     return {layer: number for number, layer in enumerate(dict.fromkeys(layers), 1)}
 
 
 def _names(report: StepComparison, numbers: Mapping[str, int]) -> list[str]:
-    """Numbers, names and types of layers for a legend."""
+    """Letters, names and types of layers for a legend."""
     kinds = {row.layer: row.type for row in report.rows[0]}
     return [
-        f"{number}:  {plain(name if name == kinds[name] else f'{name}  {kinds[name]}', 30)}"
+        f"{letter(number)}:  {layer_name(name, kinds[name], 30)}"
         for name, number in numbers.items()
     ]
 

@@ -15,7 +15,7 @@ from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import Step
 from dlperf.core.state import State
-from dlperf.core.text import frame_to_csv
+from dlperf.core.text import counted, frame_to_csv
 from dlperf.core.units import format_percent
 from dlperf.forecast.prediction import Prediction, page_fault_cost
 from dlperf.ops.roofs import LEVELS
@@ -175,8 +175,8 @@ class StepComparison:
             found += [f"warning: {label}: {w}" for w in prediction.warnings if w not in first]
             if names := names_of(rows, MEASURED):
                 found.append(
-                    f"{label}: {len(names)} measured layers have no predicted row and count as a"
-                    f" prediction of 0: {_first_names(names)}"
+                    f"{label}: no predicted row for {counted(len(names), 'measured layer')}, taken"
+                    f" as a prediction of 0: {_first_names(names)}"
                 )
             found += coverage_remarks(prediction, f"{label}: ")
             faults = prediction.page_faults if self.recommends else page_fault_cost(prediction)
@@ -184,16 +184,18 @@ class StepComparison:
                 more = "" if self.recommends else "; dlperf predict recommends allocators"
                 found.append(f"{label}: page faults are {faults.sentence()}{more}")
             found += [f"{label}: {note}" for note in prediction.prices.notes]
-        if self.unmeasured:
+        if n := len(self.unmeasured):
+            was = "was" if n == 1 else "were"
             found.append(
-                f"{len(self.unmeasured)} predicted layers were not measured:"
+                f"{counted(n, 'predicted layer')} {was} not measured:"
                 f" {_first_names(self.unmeasured)}"
             )
         found += [*self.predictions[0].trace.notes, *self.measurement.notes]
         total = self.measurement.step["total"]
         if total.n_disturbed:
             found.append(
-                f"{total.n_disturbed} disturbed steps were dropped from"
+                f"{counted(total.n_disturbed, 'disturbed step')}"
+                f" {'was' if total.n_disturbed == 1 else 'were'} dropped from"
                 f" {total.n_disturbed + len(total.values)} measured ones"
             )
         return tuple(dict.fromkeys(found))
@@ -241,12 +243,12 @@ def coverage_remarks(prediction: Prediction, prefix: str = "") -> list[str]:
         names = ", ".join(f"{op} x{count}" for op, count in prediction.unpriced.items())
         share = format_percent(1 - prediction.priced_time_frac)
         remarks.append(
-            f"{prefix}{share} of the predicted time stands on {sum(prediction.unpriced.values())}"
-            f" ops without a price: {names}"
+            f"{prefix}{share} of the predicted time stands on"
+            f" {counted(sum(prediction.unpriced.values()), 'op')} without a price: {names}"
         )
     if prices.unsupported:
         remarks.append(
-            f"{prefix}does not support {len(prices.unsupported)} layers:"
+            f"{prefix}does not support {counted(len(prices.unsupported), 'layer')}:"
             f" {_first_names(prices.unsupported)}"
         )
     if silent := [p for p in phases_of(prediction.trace.inference) if p not in prices.phases]:

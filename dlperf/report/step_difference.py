@@ -143,10 +143,10 @@ class StepDifference(Displayed, by="dlperf.report.summaries"):
             page += [Heading("Layers that differ"), Table(_layer_columns(shown))]
         if n_others := len(self.layers) - len(shown):
             others_s = math.fsum(row.difference_s for row in self.layers if row not in shown)
-            line = (
-                f"{n_others} other layers differ by less than {format_percent(SHOWN_FRAC)} of the"
-                f" step each, by {_signed(others_s)} together"
-            )
+            least = f"by less than {format_percent(SHOWN_FRAC)} of the step"
+            line = f"{n_others} other layers differ {least} each, by {_signed(others_s)} together"
+            if n_others == 1:
+                line = f"1 other layer differs {least}, by {_signed(others_s)}"
             page.append(Paragraph((line,), is_small=True))
         return [*page, *([Bullets(self.notes)] if self.notes else [])]
 

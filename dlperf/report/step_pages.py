@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PredictedStep, Step
 from dlperf.core.state import REFERENCE
-from dlperf.core.text import printable
+from dlperf.core.text import counted, printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.core.what_if import describe
 from dlperf.forecast.epoch import Epoch
@@ -47,8 +47,9 @@ ACCURACY_NOTE = (
     "err: predicted / actual - 1. repeats: difference of a repeated measurement of the step."
     " MAPE: mean |err| over the layers that take >= 1 % of their phase (in brackets how many), and"
     " over all measured layers. spread: mean (90th - 10th percentile) / median of those layers'"
-    " samples. weighted: sum |predicted - actual| / sum actual. seen: share of the phase that the"
-    " measurement attributes to layers."
+    " samples. weighted: sum |predicted - actual| / sum actual. seen: sum of the layers' actual"
+    " times / that of the phase; it can exceed 100 %, as layers are timed with hooks, in passes of"
+    " their own."
 )
 
 TRAFFIC_NOTE = (
@@ -263,7 +264,7 @@ def accuracy_columns(accuracy: Sequence[PhaseAccuracy]) -> tuple[Column, ...]:
 
 def _folding_note(lines: Sequence[TreeLine]) -> list[Block]:
     n_hidden = sum(line.n_layers for line in lines if line.kind in (FOLDED, REST))
-    note = f"{n_hidden} layers are in folded lines; CSV, JSON and HTML contain each of them"
+    note = f"{counted(n_hidden, 'layer')} in folded lines; CSV, JSON and HTML contain each of them"
     return [Paragraph((note,), is_small=True)] if n_hidden else []
 
 

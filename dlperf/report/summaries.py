@@ -10,7 +10,7 @@ from dlperf.core.data_sheet import UNMEASURED
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
-from dlperf.core.text import printable
+from dlperf.core.text import counted, printable
 from dlperf.core.trace import Trace
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.distributed.link_fits import fit_link
@@ -45,15 +45,6 @@ def one_line(value: object) -> str:
 def page(value: object) -> list[Block]:
     """The data on a page that fits a screen."""
     raise TypeError(f"page: no words for {type(value).__name__}")
-
-
-def counted(n: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> counted(1, "thread"), counted(1200, "op")
-    ('1 thread', '1,200 ops')
-    """
-    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def _name(text: str) -> str:

@@ -163,7 +163,7 @@ def describe(eta: Eta, is_epoch: bool = True) -> str:
         why = (
             "the loader has no length"
             if is_epoch
-            else "no loader or loop tells their number (dlperf run --steps N)"
+            else "no loader or loop tells how many the run has (dlperf run --steps N)"
         )
         return f"{eta.after_steps} steps, {rate}, {format_seconds(eta.step_s)} each; {why}"
     step = f"step {eta.n_running} of {math.ceil(eta.steps)}, {rate}"

@@ -423,6 +423,11 @@ class LiveEta:
         return place < len(epochs) - 1 or is_complete
 
     @property
+    def n_steps(self) -> int:
+        """Steps so far."""
+        return self._log.n_steps
+
+    @property
     def epoch(self) -> EtaResult:
         """The epoch, as forecast after the watched steps."""
         return self._epoch_result(self.first)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dlperf.core import host, units
-from dlperf.core.text import fit, text_width
+from dlperf.core.text import counted, fit, text_width
 from dlperf.runner.compilation import COMPILED, NOT_COMPILED
 from dlperf.runner.eta_report import eta_lines, eta_to_json
 from dlperf.runner.findings import Findings
@@ -103,15 +103,17 @@ def rank_lines(findings: Findings, width: int | None = None) -> list[str]:
 def run_lines(findings: Findings) -> list[str]:
     """The watched steps, and the forecasts beside the measured times; one sentence a line."""
     seconds, watched, forecast = units.format_seconds, findings.watched, findings.forecast
-    first = f"watched {watched.root_type} with {watched.optimizer_type}: {len(watched.plain)} steps"
+    first = f"watched {watched.root_type} with {watched.optimizer_type}: "
+    first += counted(len(watched.plain), "step")
     if findings.loading_frac is not None:
         loading = units.format_percent(findings.loading_frac)
         first += f", one every {seconds(findings.interval_s)}, {loading} of it waiting for data"
     if forecast is None:
         return [first]
-    what = f"{forecast.n_steps} steps (no data loader tells an epoch's length)"
-    if forecast.is_epoch:
-        what = f"epoch of {forecast.n_steps} steps"
+    n_steps = counted(forecast.n_steps, "step")
+    what = f"epoch of {n_steps}"
+    if not forecast.is_epoch:
+        what = f"for the {n_steps} that the run had (no data loader tells an epoch's length)"
     predicted = ""
     if forecast.from_prediction_s is not None:
         predicted = f"{seconds(forecast.from_prediction_s)} from the prediction, "

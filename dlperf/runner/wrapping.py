@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from dlperf.core import streams
@@ -23,7 +24,7 @@ from dlperf.core.errors import DlperfError, check_type, one_line
 from dlperf.core.files import default_path
 from dlperf.core.garbage import uncollected
 from dlperf.core.text import visible
-from dlperf.runner.main_script import check_script, run_as_main
+from dlperf.runner.main_script import INTERRUPTED, check_script, run_as_main
 from dlperf.runner.rendezvous import FAILED_LIMIT_S, Rendezvous, World
 from dlperf.runner.session import Session
 
@@ -93,23 +94,65 @@ def run_script(
             )
         run.session = Session(threads, machine, (n_epochs, n_steps), run.rendezvous)
         gc.freeze()  # the script's collections need not look through the machine file
-    with streams.stdout_to_stderr() if json == "-" else contextlib.nullcontext():
-        if not run.execute():
-            return run.status
-    try:
-        run.session.end()
-        with streams.escaping(), uncollected():
-            run.report(machine, cluster, report, json, calls, timeline)
-    except DlperfError as error:
-        run.log(str(error), error)
-    except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        run.log(f"the report was not written: {name}{error.strerror or error}", error)
-    except KeyboardInterrupt:
-        run.log("interrupted while reporting")
-    except Exception as error:  # a report that fails is no failure of the script
-        run.log(f"the report failed: {one_line(error)}", error)
+
+    def end() -> None:
+        try:
+            run.session.end()
+            with streams.escaping(), uncollected():
+                run.report(machine, cluster, report, json, calls, timeline)
+        except DlperfError as error:
+            run.log(str(error), error)
+        except OSError as error:
+            name = f"{error.filename}: " if error.filename else ""
+            run.log(f"the report was not written: {name}{error.strerror or error}", error)
+        except KeyboardInterrupt:
+            run.log("interrupted while reporting")
+        except Exception as error:  # a report that fails is no failure of the script
+            run.log(f"the report failed: {one_line(error)}", error)
+
+    with contextlib.ExitStack() as stack:
+        if json == "-":
+            stack.enter_context(streams.stdout_to_stderr())
+        with _reporting_at_sigterm(run, stack, end):
+            if not run.execute():
+                return run.status
+    if run.status == INTERRUPTED:
+        run.log("interrupted: reporting on the steps that were seen; Ctrl-C once more ends that")
+    end()
     return run.status
+
+
+@contextlib.contextmanager
+def _reporting_at_sigterm(
+    run: _ScriptRun, stack: contextlib.ExitStack, end: Callable[[], None]
+) -> Iterator[None]:
+    """Where the script leaves SIGTERM alone, it ends the process as ever, after `stack` is closed
+    and the report made. With several ranks nothing changes: others end at the same time.
+    """
+    pid = os.getpid()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() == pid:  # no child that the script forked
+            run.status = 128 + number
+            run.log("ended by SIGTERM: reporting on the steps that were seen")
+            stack.close()
+            torch = sys.modules.get("torch")
+            with torch.enable_grad() if torch is not None else contextlib.nullcontext():
+                end()
+            streams.flush_out()
+        os.kill(os.getpid(), number)
+
+    is_ours = run.rendezvous.world.n_ranks == 1 and (
+        signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if is_ours:
+        signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        if is_ours and signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class _ScriptRun:
@@ -221,6 +264,8 @@ class _ScriptRun:
             self.log(f"wrote {report}")
         elif json != "-":
             streams.write_out(f"\n{visible(run_report.to_text(findings))}")
+        if 0 < self.status < INTERRUPTED:
+            self.log(f"the script ended with status {self.status}; the report is of what it did")
 
 
 # -- the machine -----------------------------------------------------------------------------------

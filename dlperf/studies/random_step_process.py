@@ -75,6 +75,7 @@ def time_network(seed: int, job: Job) -> Answer | None:
         optimizer=built.optimizer,
         seconds=job["seconds"],
         target=kind,
+        with_layers=False,
         with_trace=False,
         threads=job["threads"],
     )
@@ -96,26 +97,12 @@ def time_network(seed: int, job: Job) -> Answer | None:
 
 
 def medians_of(measured: Measurement) -> Measurement:
-    """The measurement with the median alone of all samples."""
-
-    def median_of(samples: Samples | None) -> Samples | None:
-        return None if samples is None else Samples((samples.median,), samples.n_disturbed)
-
-    step = {name: median_of(samples) for name, samples in measured.step.items()}
-    return replace(
-        measured,
-        step={name: samples for name, samples in step.items() if samples is not None},
-        repeat=median_of(measured.repeat),
-        layers=tuple(
-            replace(
-                row,
-                forward=median_of(row.forward),
-                backward=median_of(row.backward),
-                optimizer=median_of(row.optimizer),
-            )
-            for row in measured.layers
-        ),
-    )
+    """The measurement of a whole step with the median alone of all samples."""
+    step = {
+        name: Samples((samples.median,), samples.n_disturbed)
+        for name, samples in measured.step.items()
+    }
+    return replace(measured, step=step)
 
 
 # -- a child for each network ----------------------------------------------------------------------

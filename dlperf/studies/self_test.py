@@ -3,7 +3,7 @@
 A calibration ends with it, always of the same networks; the check of a machine file times others.
 All that is fitted to them are one factor on predicted steps and one on their intervals
 (:func:`dlperf.core.verification.step_factor`, :func:`dlperf.core.verification.interval_factor`). A
-file fails by :func:`dlperf.core.verification.has_failed`.
+file fails by :func:`dlperf.core.verification.why_failed`.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def run(machine: Machine, processes: Sequence[Process], seeds: range) -> Machine
     for process in processes:
         threads = process.threads
         log(
-            f"self-test: steps of {len(seeds)} random networks with {threads}"
-            f" thread{'s' * (threads != 1)}"
+            f"self-test: steps of {len(seeds)} random network{'s' * (len(seeds) != 1)} with"
+            f" {threads} thread{'s' * (threads != 1)}"
         )
         tests = compare(machine, time_steps(process, seeds), threads)
         if has_failed(tests):

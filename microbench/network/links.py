@@ -117,7 +117,9 @@ def _one_pass(
     if team.rank in group.ranks:
 
         def prepare(size: int) -> Callable[[], float]:
-            team.watch.begin(f"ping-pong of {size} bytes, {distance}, {len(pairs)} pair(s)")
+            team.watch.begin(
+                f"ping-pong of {size} bytes, {distance}, {len(pairs)} pair{'s' * (len(pairs) != 1)}"
+            )
             return _ping_pong(team, group, pairs, size)
 
         for size, share, lists in over_sizes(team, group, SIZES[mode], budget, prepare):

@@ -450,6 +450,10 @@ def test_measure_and_report(dlperf: Callable, net: str, machine_file: Path, tmp_
     assert {"report.html", "report.md", "report.csv"} <= names
     assert any(name.endswith(".png") for name in names)
     assert "report.txt" not in names
+    for option, measured_at in (("--batch-size", "batch size 4"), ("--threads", "threads 1")):
+        refused = dlperf("report", path, "--machine", machine_file, option, "2")
+        assert refused.status == 2
+        assert refused.line.endswith(f"measurement.json: was measured at {measured_at}, not 2")
 
 
 def change_json(path: Path, **values: object) -> None:

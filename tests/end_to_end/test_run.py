@@ -649,3 +649,46 @@ def test_a_missing_script_is_unusable_input(tmp_path: Path) -> None:
     write(tmp_path / "s.py", "")
     with pytest.raises(DlperfError, match="absent"):
         run_script([str(tmp_path / "s.py")], machine_path=tmp_path / "absent.json")
+
+
+@pytest.mark.process
+def test_sigterm_ends_the_script_after_the_report(tmp_path: Path, machine: Path) -> None:
+    text = """
+        import time
+        import torch
+        model = torch.nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            for step in range(10**6):
+                optimizer.zero_grad()
+                model(torch.ones(2, 8)).sum().backward()
+                optimizer.step()
+                if step == 60:
+                    print("trained", flush=True)
+                if step > 60:
+                    time.sleep(0.01)
+        finally:
+            print("no SIGTERM runs this", flush=True)
+    """
+    write(tmp_path / "script.py", text)
+    call = START + (
+        f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}, json_path='found.json',"
+        " output='report.txt'))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", call],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == -signal.SIGTERM  # as without dlperf
+    assert out == ""
+    assert "ended by SIGTERM: reporting on the steps that were seen" in err
+    assert found(tmp_path)["schema"] == "dlperf.run"
+    assert "measured" in (tmp_path / "report.txt").read_text(encoding="utf-8")

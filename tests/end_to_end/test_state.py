@@ -19,7 +19,8 @@ from dlperf.microbench import refresh
 
 ONE = Reading(1e-4, 1e-4, 1e-5, 1e-4, 1e-2, 1e-4)
 NO_REFERENCE = (
-    "warning: {}: contains no reference state, so states have no effect; dlperf calibrate makes one"
+    "warning: {}: contains no reference state, so states have no effect; dlperf calibrate measures"
+    " anew"
 )
 SLOW = replace(ONE, core_s=1.25e-4, dram_s=1.5e-2)  # core 1.25, DRAM 1.5
 

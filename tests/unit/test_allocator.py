@@ -345,7 +345,7 @@ def test_what_a_pass_read_is_freed_before_its_result_is_made() -> None:
     mapping = 40 * MIB + PAGE_BYTES
     for n_copies, n_at_once in ((0, 3), (1, 4), (2, 5)):
         stage = Stage((40 * MIB,), (40 * MIB,), (40 * MIB,) * (1 + n_copies))
-        found = simulate(step(Storage(40 * MIB, 0, 1), n_ops=1), lambda op: (stage,))
+        found = simulate(step(Storage(40 * MIB, 0, 1), n_ops=1), lambda _op, stage=stage: (stage,))
         assert found.peak_bytes == n_at_once * mapping
         assert found.faults == ((4 + n_copies) * (40 * PAGES_PER_MIB + 1),)
 

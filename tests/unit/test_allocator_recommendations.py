@@ -107,7 +107,7 @@ def test_the_sentence_names_what_needs_nothing_installed() -> None:
     )
     assert (
         PageFaults(0.012, 0.08, recommendations).sentence()
-        == "12.0 ms of 80.0 ms; MALLOC_MMAP_MAX_=0 would save about 10.0 ms"
+        == "12.0 ms of 80.0 ms; with MALLOC_MMAP_MAX_=0 the step would take 70.0 ms"
     )
     assert PageFaults(0.012, 0.08, ()).sentence() == "12.0 ms of 80.0 ms"
 
@@ -141,6 +141,15 @@ def test_peak_memory_holds_what_torch_takes_for_itself() -> None:
         ).step.peak_memory_bytes
         == alone + 75 * MIB
     )
+
+
+def test_a_step_that_does_not_fit_is_a_warning() -> None:
+    fits = with_footprints()
+    small = replace(fits, cpu=replace(fits.cpu, memory_bytes=44 * MIB))  # 45 MiB are needed
+    found = dlperf.predict(forward_of_40_mib(), small)
+    assert any("the machine has 44.0 MiB: it does not fit" in line for line in found.warnings)
+    large = replace(fits, cpu=replace(fits.cpu, memory_bytes=50 * MIB))
+    assert not any("fit" in line for line in dlperf.predict(forward_of_40_mib(), large).warnings)
 
 
 def test_footprints_are_kept_with_the_machine() -> None:

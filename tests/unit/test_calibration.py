@@ -19,6 +19,7 @@ from dlperf.cli import calibration
 from dlperf.cli.main import main
 from dlperf.core import host
 from dlperf.core.clock import Samples
+from dlperf.core.co_run import CoRun
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.machine import Kernel, Machine
 from dlperf.core.state import Reading
@@ -217,7 +218,7 @@ def test_where_a_kernel_crashes_the_process_another_goes_on(
     assert machine.groups == tuple(f"quick/1/{name}" for name in GROUPS)
     assert measured(worker) == [(1, list(GROUPS)), (1, ["three"])]
     assert (
-        "died of SIGSEGV while it measured three with 1 thread(s); another goes on"
+        "died of SIGSEGV while it measured three with 1 thread; another goes on"
         in capsys.readouterr().err
     )
     assert any("SIGSEGV" in note for note in machine.notes)
@@ -363,13 +364,127 @@ def test_a_file_that_is_refused_is_measured_anew(
     tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "m.json"
-    suite.calibrate(path, mode="quick")
+    suite.calibrate(path, mode="quick", threads=(1, 2))
     worker.seconds = 5e-6
     machine = suite.calibrate(
         path, mode="quick", refused=lambda file: "is old" if file.kernels else ""
     )
     assert {kernel.samples.values for kernel in machine.kernels} == {(5e-6,)}
-    assert f"{path} is old; measuring anew" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"{path} is old; measuring all anew" in told
+    assert "warning: the file will no longer hold what was measured with 2 threads" in told
+
+
+def failed_with_one_thread(path: Path, threads: tuple[int, ...] = (1, 2)) -> Machine:
+    """A file that failed its self-test with one thread and passed it with the others."""
+    machine = suite.calibrate(path, mode="quick", threads=threads)
+    tests = tuple(
+        SelfTest("MLP", count, 7, 1e-3, 1e-3, 1e-3, 5e-3 if count == 1 else 1e-3)
+        for count in threads
+    )
+    machine = replace(machine, self_tests=tests)
+    machine.save(path)
+    return machine
+
+
+@pytest.mark.parametrize("threads", [(1,), (1, 2), (2, 1)])
+def test_what_failed_is_measured_anew_and_the_other_thread_counts_stay(
+    tmp_path: Path,
+    worker: type[Worker],
+    capsys: pytest.CaptureFixture[str],
+    threads: tuple[int, ...],
+) -> None:
+    path = tmp_path / "m.json"
+    former = failed_with_one_thread(path)
+    worker.seconds = 5e-6
+    suite.calibrate(path, mode="quick", threads=threads)
+    machine = Machine.load(path)
+    assert measured(worker)[2:] == [(1, list(GROUPS))]
+    assert {(kernel.threads, kernel.seconds) for kernel in machine.kernels} == {
+        (1, 5e-6),
+        (2, 1e-6),
+    }
+    assert len(machine.kernels) == 6
+    assert set(machine.groups) == set(former.groups)
+    assert machine.self_tests == former.self_tests[1:]
+    assert machine.complete
+    told = capsys.readouterr().err
+    assert f"{path} failed its self-test with 1 thread; measuring that anew" in told
+    assert f"{path} keeps 3 measured groups; going on with 3 more" in told
+    assert "no longer" not in told
+
+
+def test_what_failed_stays_where_another_thread_count_is_asked_for(
+    tmp_path: Path, worker: type[Worker]
+) -> None:
+    path = tmp_path / "m.json"
+    former = failed_with_one_thread(path)
+    machine = suite.calibrate(path, mode="quick", threads=(2, 4))
+    assert measured(worker)[2:] == [(4, list(GROUPS))]
+    assert machine.self_tests == former.self_tests
+    assert machine.threads == (1, 2, 4)
+
+
+def test_a_file_that_failed_as_a_whole_gets_another_reference(
+    tmp_path: Path, worker: type[Worker]
+) -> None:
+    path = tmp_path / "m.json"
+    worker.state = staticmethod(lambda name: 2.0)  # type: ignore[assignment]
+    failed_with_one_thread(path, threads=(1,))
+    worker.state = staticmethod(lambda name: 1.0)  # type: ignore[assignment]
+    machine = suite.calibrate(path, mode="quick")
+    assert machine.reference == Reading(*(1e-3,) * 6)
+    assert [one.slowdown for one in machine.kernels] == [1.0] * 3
+
+
+@pytest.mark.parametrize("how", ["interrupt", "killed"])
+def test_a_measurement_anew_that_does_not_end_leaves_the_file_as_it_was(
+    tmp_path: Path, worker: type[Worker], how: str
+) -> None:
+    path = tmp_path / "m.json"
+    failed_with_one_thread(path)
+    before = path.read_bytes()
+
+    def fate(name: str) -> str | None:
+        if name != "three":
+            return None
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        worker.status = -9
+        return ""
+
+    worker.fate = staticmethod(fate)  # type: ignore[assignment]
+    why = r"m.json is as it was, and the same command measures it anew$"
+    with pytest.raises(Interrupted if how == "interrupt" else WorkFailed, match=why):
+        suite.calibrate(path, mode="quick", threads=(4, 1))
+    assert path.read_bytes() == before
+    worker.fate, worker.status = staticmethod(lambda name: None), 0  # type: ignore[assignment]
+    assert suite.calibrate(path, mode="quick", threads=(4, 1)).threads == (1, 2, 4)
+
+
+def test_operations_of_targets_that_a_measurement_anew_drops_are_named(
+    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.json"
+    step = [trace(mm(8, 8, 8))]
+    suite.calibrate(path, mode="quick", traces=step)
+    failed_with_one_thread(path, threads=(1,))
+    suite.calibrate(path, mode="quick", traces=step)
+    assert "no longer" not in capsys.readouterr().err
+    failed_with_one_thread(path, threads=(1,))
+    suite.calibrate(path, mode="quick")
+    assert "warning: the file will no longer hold for made-up@1 (" in capsys.readouterr().err
+
+
+def test_co_runs_stay_where_one_thread_is_measured_anew() -> None:
+    samples = Samples((1e-3,))
+    co_runs = (CoRun("compute", 2, samples, samples),)
+    groups = ("quick/1/one", "quick/1/compute of 2 workers", "quick/2/one", "made otherwise")
+    machine = replace(made_up(), co_runs=co_runs, groups=groups)
+    rest = results.without(machine, [1])
+    assert rest.groups == groups[1:]
+    assert rest.co_runs == co_runs
+    assert rest.threads == ()
 
 
 @pytest.mark.parametrize(
@@ -378,7 +493,6 @@ def test_a_file_that_is_refused_is_measured_anew(
         ({}, ""),
         ({"reference": None}, "contains no reference state that fits its readings"),
         ({"readings": (Reading(*(10.0,) * 6),)}, "contains no reference state that fits"),
-        ({"self_tests": (SelfTest("MLP", 1, 7, 9e-3, 8e-3, 1e-2, 1e-3),)}, "failed its self-test"),
     ],
 )
 def test_a_file_that_cannot_be_mended_is_refused(changes: dict[str, Any], reason: str) -> None:
@@ -465,7 +579,7 @@ def test_a_neighbour_is_noted(
     monkeypatch.setattr(suite, "_running_processes", lambda: 3)
     worker.switches_per_s = 2 * results.BUSY_SWITCHES_PER_S
     machine = suite.calibrate(tmp_path / "m.json", mode="quick")
-    assert machine.notes[0].startswith("2 other process(es) were running")
+    assert machine.notes[0].startswith("2 other processes were running")
     assert [one.switches_per_s > 0 for one in machine.disturbances] == [True] * 3
     told = capsys.readouterr().err
     assert "warning: the machine is busy" in told

@@ -186,9 +186,9 @@ def test_schemas(tmp_path: Path) -> None:
         ),
         (
             '{"schema": "dlperf.trace", "schema_version": 2}',
-            r"is no dlperf.machine file \(schema is 'dlperf.trace'\)",
+            r"is no dlperf.machine file \(its schema is 'dlperf.trace'\)",
         ),
-        ("[1]", r"is no dlperf.machine file \(schema is 'list'\)"),
+        ("[1]", r"is no dlperf.machine file \(it names no schema\)"),
         ("{\n\n", r"is truncated or no JSON \(line 3: .*\); make it again"),
     ],
 )
@@ -219,7 +219,7 @@ def test_deeply_nested_json_is_no_traceback(tmp_path: Path) -> None:
         ),
         (
             '{"schema": "\\ud800\\u001b[2J"}',
-            r"is no dlperf.machine file (schema is '\ud800\x1b[2J')",
+            r"is no dlperf.machine file (its schema is '\ud800\x1b[2J')",
         ),
         (
             '{"schema": "dlperf.machine", "schema_version": 1e999}',

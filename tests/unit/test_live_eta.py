@@ -441,6 +441,17 @@ def test_rounds_that_differ_go_by_the_latest() -> None:
     assert rounds.steps(2, 160) == pytest.approx((160 / 3 + 60) / 2)
 
 
+def test_a_run_that_ends_before_the_users_steps_says_so() -> None:
+    run = Run(n_steps=500)
+    run.watch([ObservedStep(1.0)] * 8)
+    run.step(1.0, 170)
+    assert not any("the run ended" in line for line in eta_lines(run.live))  # it goes on
+    run.live.finish()
+    n_steps = run.live.n_steps
+    assert 170 <= n_steps < 500
+    assert eta_lines(run.live)[0].endswith(f"; the run ended after {n_steps} of 500 steps")
+
+
 def test_an_interrupted_run_keeps_its_forecast() -> None:
     run = Run(n_epochs=2)
     run.loader(Loader(100))

@@ -5,6 +5,7 @@ colours that differ.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,26 +20,37 @@ from dlperf.core.trace import Layer, Trace
 from dlperf.forecast.prediction import Prediction
 from dlperf.report import drawing
 from dlperf.report.comparison import compare
-from dlperf.report.drawing import own_style
-from dlperf.report.plots import figures_of, layers_figure, time_figure
+from dlperf.report.drawing import letter, own_style
+from dlperf.report.plots import figures_of, layers_figure, scatter_figure, time_figure
 from dlperf.report.roofline import MAX_LAYERS, hierarchy_figure, roofline_figure
+
+NUMBERS = {letter(number): number for number in range(1, 300)}
 
 
 def numbers_in(texts: list[str]) -> set[int]:
-    """The numbers of ``1-3, 7``."""
+    """The numbers of the letters ``a-c, g``."""
     found: set[int] = set()
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", " ".join(texts)):
-        found.update(range(int(first), int(last or first) + 1))
+    for first, last in re.findall(r"([a-z]+)(?:-([a-z]+))?", " ".join(texts)):
+        found.update(range(NUMBERS[first], NUMBERS[last or first] + 1))
     return found
 
 
 def number_texts(ax: Any) -> list[Any]:
-    return [text for text in ax.texts if re.fullmatch(r"[\d,\s-]+", text.get_text())]
+    return [
+        text
+        for text in ax.texts
+        if re.fullmatch(r"[a-z]{1,2}([,\s-]+[a-z]{1,2})*", text.get_text())
+    ]
+
+
+def legend_names(figure: Figure) -> dict[int, str]:
+    texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    found = [match for text in texts if (match := re.match(r"([a-z]+):  (.*)", text))]
+    return {NUMBERS[match.group(1)]: match.group(2) for match in found}
 
 
 def legend_numbers(figure: Figure) -> set[int]:
-    texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    return {int(match.group(1)) for text in texts if (match := re.match(r"(\d+):  ", text))}
+    return set(legend_names(figure))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +94,47 @@ def test_every_layer_of_a_hierarchical_roofline_is_numbered_and_the_rest_counted
     assert [len(numbers) for numbers in seen] == [8, 8]
     assert seen[0] | seen[1] == legend_numbers(figure)
     assert all("the 8 longest of 60 layers" in ax.get_title() for ax in figure.axes)
+
+
+def test_a_layer_has_the_same_letter_in_both_rooflines() -> None:
+    """In the order of execution, not of time."""
+    with own_style():
+        report = compare(*cases.cnn())
+        flat, hierarchical = roofline_figure(report), hierarchy_figure(report)
+    assert flat is not None
+    assert hierarchical is not None
+    assert legend_names(flat) == legend_names(hierarchical)
+    layers = [name.split("  ")[0] for _, name in sorted(legend_names(flat).items())]
+    assert layers == [row.layer for row in report.rows[0] if row.layer in layers]
+
+
+def test_the_scatter_plot_has_the_range_of_the_measured_times_and_names_mark_by_mark() -> None:
+    """Layers of 10 to 50 us, of which the first predictor expects a tenth, the second a hundredth."""
+    prediction, measurement = lopsided(50)
+    items = prediction.prices.items
+    both = [
+        cases.prediction(
+            prediction.trace, [replace(item, seconds=factor * item.seconds) for item in items]
+        )
+        for factor in (0.1, 0.01)
+    ]
+    with own_style():
+        figure = scatter_figure(compare(both, measurement))
+    (ax,) = figure.axes
+    assert ax.get_xlim() == pytest.approx((10e-6 / 1.8, 50e-6 * 1.8))
+    assert ax.get_ylim() == pytest.approx((0.1e-6 / 1.8, 50e-6 * 1.8))
+    texts = [text.get_text() for text in ax.texts]
+    assert "large  Linear, forward" in texts
+    assert len(set(texts)) == len(texts)
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert any(text.startswith("named: 5 most seconds off") for text in legend)
+
+
+def test_the_legend_of_the_layers_has_the_order_of_the_bars() -> None:
+    with own_style():
+        figure = layers_figure(compare(*cases.cnn()))
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["predicted, calibrated", "measured"]
 
 
 def lopsided(longest_us: float) -> tuple[Prediction, Measurement]:

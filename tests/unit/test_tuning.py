@@ -287,9 +287,9 @@ def test_text_shows_ten_and_says_what_it_is_not() -> None:
     assert (
         "best: threads 2, batch size 40" in said
     )  # 50 fits and takes 51/50 ms a sample; 41/40 is within 0.5 % of that, 40/39 is not
-    assert (
-        "28 configurations need more memory than the limit" in said
-    )  # batch sizes 51 to 64, twice
+    # batch sizes 51 to 64, twice
+    assert "Left out, with more memory than the limit: 28 configurations." in said
+    assert "the best 10 of 100 configurations" in said
     assert "not the one that learns best" in said
     assert "compute" in text
     header = next(
@@ -298,6 +298,14 @@ def test_text_shows_ten_and_says_what_it_is_not() -> None:
     rows = text.splitlines()[header + 1 : header + 12]  # ten rows, then the remarks
     assert [line.split()[:1] for line in rows] == [["2"]] * 10 + [[]]
     assert "| 40 |" in to_markdown("tuning", page(tuning))
+
+
+def test_a_single_configuration_is_one() -> None:
+    text = to_text(page(found(Axes((1,), (8,)), Objective())), 120)
+    assert "among 1 configuration," in text
+    assert "The table has" not in text
+    # 9 ms from batch to batch; the prediction's own step has no loading
+    assert "step + loading" in text
 
 
 def test_trials_are_told() -> None:

@@ -205,6 +205,7 @@ class Script:
         predecessors: list[Owners] = [()] * len(self._sizes)
         memory = MemoryMap()
         small, steps, at_first = self._small, [], heap.resident_bytes
+        live_bytes = 0
 
         def malloc(sizes: Iterable[int]) -> list[int]:
             return [at for n_bytes in sizes if (at := heap.malloc(n_bytes)) is not None]
@@ -224,20 +225,24 @@ class Script:
             return made
 
         def make(storage: int) -> int:
+            nonlocal live_bytes
+            live_bytes += self._sizes[storage]
             records = malloc((STORAGE,))
             address[storage], n_faults = heap.allocate(self._sizes[storage])
             beside[storage] = records + malloc(TENSOR)
             return n_faults
 
         def drop(storages: Iterable[int]) -> None:
+            nonlocal live_bytes
             for storage in storages:
                 if storage in address:
+                    live_bytes -= self._sizes[storage]
                     heap.free(address.pop(storage))
                     free(beside.pop(storage))
 
         for storage in self._before:
             make(storage)
-        peak = heap.resident_bytes
+        peak = max(heap.resident_bytes, at_first + live_bytes)  # some lie in what was free
         for step in range(N_STEPS):
             faults, huge_faults = [0] * self._n_ops, [0] * self._n_ops
             released = [0] * (self._n_ops + 1)
@@ -269,7 +274,7 @@ class Script:
                     if watch is not None:
                         watch(index, address.keys())
                     if step < PEAK_STEPS:
-                        peak = max(peak, heap.resident_bytes)
+                        peak = max(peak, heap.resident_bytes, at_first + live_bytes)
                     free(written)
                     free(held)
                 if index in small.nodes:
