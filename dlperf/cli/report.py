@@ -41,6 +41,7 @@ from dlperf.core.argument_types import names, seconds
 from dlperf.core.errors import DlperfError, refuse
 from dlperf.core.files import schema_of
 from dlperf.core.streams import log, warn
+from dlperf.core.text import counted
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
@@ -108,8 +109,8 @@ def _measure(
     threads = threads_for(args, machine)
     predictions = _predict_all(args, recorded, machine, threads)
     log(
-        f"measuring {spec} at batch size {recorded.batch_size}, {threads} thread(s), in a process"
-        " of its own"
+        f"measuring {spec} at batch size {recorded.batch_size}, {counted(threads, 'thread')}, in a"
+        " process of its own"
     )
     return predictions, measure_apart(args, spec, recorded.batch_size, threads)
 

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -133,18 +134,23 @@ def _reporting_at_sigterm(
 
     def handle(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        if os.getpid() == pid:  # no child that the script forked
-            run.status = 128 + number
-            run.log("ended by SIGTERM: reporting on the steps that were seen")
-            stack.close()
-            torch = sys.modules.get("torch")
-            with torch.enable_grad() if torch is not None else contextlib.nullcontext():
-                end()
-            streams.flush_out()
-        os.kill(os.getpid(), number)
+        try:
+            if os.getpid() == pid:  # no child that the script forked
+                run.status = 128 + number
+                run.log("ended by SIGTERM: reporting on the steps that were seen")
+                stack.close()
+                # It may come within no_grad, or while torch is imported.
+                torch = sys.modules.get("torch")
+                with getattr(torch, "enable_grad", contextlib.nullcontext)():
+                    end()
+                streams.flush_out()
+        finally:
+            os.kill(os.getpid(), number)
 
-    is_ours = run.rendezvous.world.n_ranks == 1 and (
-        signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    is_ours = (
+        run.rendezvous.world.n_ranks == 1
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
     if is_ours:
         signal.signal(signal.SIGTERM, handle)
