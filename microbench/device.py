@@ -27,6 +27,7 @@ from dlperf.core.kernel_table import KernelTable, TableRow, row_of
 from dlperf.core.machine_entries import Cpu
 from dlperf.core.operators import Op
 from dlperf.core.shelf import data_sheet_machine
+from dlperf.core.text import counted
 from dlperf.core.units import format_seconds
 from dlperf.microbench.plan import design, log_pick, share
 from dlperf.microbench.progress import progress_of
@@ -255,7 +256,7 @@ def measure_device(
     if device.type == "cuda" and torch.version.cuda:
         sheet = replace(sheet, compute_capability=round(capability, 1))
     notes = [
-        f"{n} kernel{'s' * (n != 1)} left out, the first {first[reason]}: {reason}"
+        f"{counted(n, 'kernel')} left out, the first {first[reason]}: {reason}"
         for reason, n in left_out.items()
     ]
     machine = replace(

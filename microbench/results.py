@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from dlperf.core.costs import Cost
 from dlperf.core.machine import Bandwidth, Kernel, KernelModelFit, Machine
+from dlperf.core.text import counted
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
 BUSY_SWITCHES_PER_S = 40.0
@@ -114,7 +115,7 @@ def without(machine: Machine, threads: Collection[int]) -> Machine:
 
 def co_run_group(work: str, n_workers: int) -> str:
     """The name of a group of co-runs."""
-    return f"{work} of {n_workers} worker{'s' * (n_workers > 1)}"
+    return f"{work} of {counted(n_workers, 'worker')}"
 
 
 def _of_others(entries: Iterable[Measured], threads: Collection[int]) -> tuple[Measured, ...]:

@@ -26,6 +26,7 @@ from dlperf.core.files import check_writable, schema_of
 from dlperf.core.machine import SCHEMA, Machine
 from dlperf.core.machine_doubts import has_failed_with, join_threads
 from dlperf.core.readings import with_readings
+from dlperf.core.text import counted
 from dlperf.core.trace import Op, Trace
 from dlperf.microbench.co_run import WEIGHT, resources
 from dlperf.microbench.plan import MODES
@@ -108,11 +109,8 @@ def calibrate(
     if not n_groups:
         log(f"{path} holds all of this already; nothing to measure")
     elif machine.groups:
-        n_kept = len(machine.groups)
-        log(
-            f"{path} keeps {n_kept} measured group{'s' * (n_kept != 1)}; going on with {n_groups}"
-            " more"
-        )
+        n_kept = counted(len(machine.groups), "measured group")
+        log(f"{path} keeps {n_kept}; going on with {n_groups} more")
     machine = _note_other_processes(machine)
     total = sum(weight for groups in work.values() for _, weight in groups)
     recorded = [trace.to_json() for trace in traces]
@@ -171,7 +169,7 @@ def what_is_kept(path: Path, n_groups: int) -> str:
     """What an interrupted or failed calibration leaves, for its one line."""
     if n_groups:
         return (
-            f"{path} keeps {n_groups} finished group{'s' * (n_groups != 1)}, and the same command"
+            f"{path} keeps {counted(n_groups, 'finished group')}, and the same command"
             " goes on from there"
         )
     return (
@@ -404,7 +402,7 @@ class _Measuring:
                 return
             if is_last and ahead:
                 raise WorkFailed(f"{died}; {self.what_is_kept}")
-            note = f"{died} with {join_threads([threads])}"
+            note = f"{died} with {counted(threads, 'thread')}"
             log(
                 f"warning: {note};"
                 f" {'another goes on' if ahead else 'its groups have fewer samples'}"
@@ -428,7 +426,7 @@ class _Measuring:
         ended it.
         """
         threads, group, before = job["threads"], ahead[0], self.machine
-        what = f"{join_threads([threads])}: "
+        what = f"{counted(threads, 'thread')}: "
         self.bar.set_postfix_str(what + group)
         saved_s = time.monotonic()
         variables = {**os.environ, **environment(threads)}

@@ -211,7 +211,8 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     """Measure the groups of a job; `say` gets progress and the result of each group.
 
     Order: the smallest designs of all families; the groups of costs, each within its share of the
-    time; the other kernels. So every family covers its range whenever time runs out. Then all
+    time; those designs once more where they were disturbed; the other kernels. So every family
+    covers its range whenever time runs out. Then all
     kernels are sampled in further passes while they lack samples and time is left, since
     interference rarely lasts for two passes; so are costs of cold caches. A group of kernels
     reports after its first samples and at the end. A job that `asks` receives further points as a

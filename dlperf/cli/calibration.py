@@ -32,7 +32,7 @@ from dlperf.core.argument_types import counts
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.files import check_writable
 from dlperf.core.streams import log, warn
-from dlperf.core.text import fit
+from dlperf.core.text import counted, fit
 from dlperf.report.writing import make_folder
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def refresh(path: Path, threads: Sequence[int] | None) -> Answer:
     from dlperf.core import host
     from dlperf.core.files import one_writer
     from dlperf.core.machine import Machine, lacks
-    from dlperf.core.machine_doubts import find_mismatches, join_threads
+    from dlperf.core.machine_doubts import find_mismatches
     from dlperf.core.readings import with_readings
     from dlperf.microbench import refresh as process
     from dlperf.report.machine_refresh import compare
@@ -156,12 +156,12 @@ def refresh(path: Path, threads: Sequence[int] | None) -> Answer:
     counts = tuple(threads or machine.threads[:1])
     for count in counts or (1,):
         if not machine.families(count):
-            raise lacks(machine, f"kernels with {join_threads([count])}")
+            raise lacks(machine, f"kernels with {counted(count, 'thread')}")
     retimed: list[process.Retimed] = []
     readings: list[Reading] = []
     with one_writer(path, "a calibration"):
         for count in counts:
-            log(f"timing kernels of {path} again with {join_threads([count])}")
+            log(f"timing kernels of {path} again with {counted(count, 'thread')}")
             found, taken = process.measure(machine, count, process.BUDGET_S / len(counts))
             retimed += found
             readings += taken

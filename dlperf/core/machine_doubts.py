@@ -11,6 +11,7 @@ from dlperf.core import host
 from dlperf.core.files import default_path
 from dlperf.core.machine import Cpu, Machine
 from dlperf.core.readings import first_referred
+from dlperf.core.text import counted
 from dlperf.core.trace import Trace
 from dlperf.core.verification import has_failed, why_failed
 
@@ -167,9 +168,9 @@ def busy_line(machine: Machine, threads: int) -> str:
     """How many groups were measured on a busy machine, and the remedy; empty where none was."""
     n_busy, n_groups = _n_busy_and_all(machine, threads)
     return (
-        f"the machine was busy while {n_busy} of {n_groups} group{'s' * (n_groups != 1)}"
-        f" {'was' if n_groups == 1 else 'were'} measured with {join_threads([threads])}; when it is"
-        f" quiet, {remedy(machine, threads)}"
+        f"the machine was busy while {n_busy} of {counted(n_groups, 'group')}"
+        f" {'was' if n_groups == 1 else 'were'} measured with {counted(threads, 'thread')}; when it"
+        f" is quiet, {remedy(machine, threads)}"
         if n_busy
         else ""
     )

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from dlperf.core.conversion import Name, PositiveSeconds, Threads, Whole
+from dlperf.core.text import counted
 from dlperf.core.units import format_percent, format_seconds
 
 _LEAST_HALF_WIDTH = 1e-3
@@ -68,12 +69,12 @@ class Disturbance:
             found.append(f"the core was taken away {self.switches_per_s:.0f} times a second")
         if self.n_unsteady:
             found.append(
-                f"{self.n_unsteady} of {self.n_kernels} kernel{'s' * (self.n_kernels != 1)} never"
+                f"{self.n_unsteady} of {counted(self.n_kernels, 'kernel')} never"
                 " had the core's full speed"
             )
         return (
-            f"busy while measuring {self.group} with {self.threads}"
-            f" thread{'s' * (self.threads != 1)}: {'; '.join(found)}"
+            f"busy while measuring {self.group} with {counted(self.threads, 'thread')}:"
+            f" {'; '.join(found)}"
         )
 
 
@@ -127,7 +128,7 @@ class SelfTest:
         'MLP, 1 thread: predicted 1.31 ms, measured 1.27 ms: +3.1 %'
         """
         return (
-            f"{self.name}, {self.threads} thread{'s' * (self.threads != 1)}: predicted"
+            f"{self.name}, {counted(self.threads, 'thread')}: predicted"
             f" {format_seconds(self.predicted_s)}, measured {format_seconds(self.measured_s)}:"
             f" {format_percent(self.error_frac, signed=True)}"
         )
@@ -202,8 +203,8 @@ def why_failed(tests: Sequence[SelfTest]) -> str:
     error_frac = median(abs(test.error_frac) for test in tests)
     if error_frac > WORST_MEDIAN_FRAC:
         found.append(
-            f"{len(tests)} step{'s' * (len(tests) != 1)} with {tests[0].threads}"
-            f" thread{'s' * (tests[0].threads != 1)}: the median error of"
+            f"{counted(len(tests), 'step')} with {counted(tests[0].threads, 'thread')}: the median"
+            " error of"
             f" {format_percent(error_frac)} is above {100 * WORST_MEDIAN_FRAC:g} %"
         )
     return "; ".join(found)

@@ -17,9 +17,9 @@ from dlperf.core.machine_doubts import (
     find_mismatches,
     find_self_test_problem,
     is_unfinished,
-    join_threads,
     remedy,
 )
+from dlperf.core.text import counted
 from dlperf.core.units import format_percent
 from dlperf.core.verification import SelfTest
 from dlperf.ops.roofs import LEVELS, roofs_of
@@ -46,8 +46,7 @@ def coverage_line(machine: Machine, threads: int) -> str:
     rows = [one for one in machine.coverage if one.threads == threads]
     n_measured, n_planned = sum(one.n_measured for one in rows), sum(one.n_planned for one in rows)
     line = (
-        f"{n_measured:,} of {n_planned:,} planned point{'s' * (n_planned != 1)} with"
-        f" {join_threads([threads])}"
+        f"{n_measured:,} of {counted(n_planned, 'planned point')} with {counted(threads, 'thread')}"
     )
     missing = [
         f"{one.n_planned - one.n_measured} of {one.group}"
@@ -76,7 +75,7 @@ def self_test_lines(machine: Machine) -> list[str]:
             which = "longer" if more_frac > 0 else "shorter"
             changed = f"; predicted steps are {format_percent(abs(more_frac))} {which}{changed}"
         problem = find_self_test_problem(machine, threads)
-        passed = f"self-test with {join_threads([threads])}: passed{changed}"
+        passed = f"self-test with {counted(threads, 'thread')}: passed{changed}"
         found.append(f"self-test: {problem}" if problem else passed)
     return found
 
@@ -92,7 +91,7 @@ def _summary_of(tests: Sequence[SelfTest]) -> str:
     worst, threads = max(tests, key=lambda test: test.factor), tests[0].threads
     errors = [test.error_frac for test in tests]
     return (
-        f"{len(tests)} steps with {join_threads([threads])}: median error"
+        f"{len(tests)} steps with {counted(threads, 'thread')}: median error"
         f" {format_percent(median(map(abs, errors)))}, worst"
         f" {format_percent(worst.error_frac, signed=True)} ({worst.name}), bias"
         f" {format_percent(median(errors), signed=True)}"
@@ -139,7 +138,7 @@ def find_remarks(machine: Machine) -> list[str]:
         if machine.n_left_out(threads)
     ]
     found += [
-        f"{family} with {join_threads([threads])}: the leave-one-out error of its kernels is"
+        f"{family} with {counted(threads, 'thread')}: the leave-one-out error of its kernels is"
         f" {format_percent(error)}"
         for threads in machine.threads
         for family, error in machine.leave_one_out_errors(threads).items()

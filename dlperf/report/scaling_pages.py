@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlperf.core.text import printable
+from dlperf.core.text import counted, printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.core.what_if import describe
 from dlperf.distributed.scaling import CommunicationReplay, RanksPoint, Scaling, ScalingPoint
@@ -41,10 +41,6 @@ def page(found: Scaling | CommunicationReplay) -> list[Block]:
     return _scaling_page(found) if isinstance(found, Scaling) else _replay_page(found)
 
 
-def _plural(n: int, noun: str) -> str:
-    return f"{n} {noun}{'s' * (n != 1)}"
-
-
 def _what_if(found: Scaling | CommunicationReplay) -> list[str]:
     return [describe(found.what_if)] if found.what_if else []
 
@@ -59,16 +55,16 @@ def _scaling_page(found: Scaling) -> list[Block]:
     more = f", ... {sizes[-1]}" if len(sizes) > _MOST_BUCKETS else ""
     title = (
         f"{found.target}: {found.scaling} scaling, batch size {found.batch_size} {per},"
-        f" {_plural(found.threads, 'thread')} a rank,"
-        f" {_plural(found.ranks_per_node, 'rank')} a node"
+        f" {counted(found.threads, 'thread')} a rank,"
+        f" {counted(found.ranks_per_node, 'rank')} a node"
     )
     gradients = (
-        f"gradients: {format_bytes(sum(found.buckets_bytes))} in {_plural(len(sizes), 'bucket')}"
+        f"gradients: {format_bytes(sum(found.buckets_bytes))} in {counted(len(sizes), 'bucket')}"
         f" ({', '.join(sizes[:_MOST_BUCKETS])}{more})"
     )
     best = (
         f"most samples per second: {found.best.samples_per_s:.4g} on"
-        f" {_plural(found.best.ranks, 'rank')}"
+        f" {counted(found.best.ranks, 'rank')}"
     )
     return [
         Heading(title, 1),
@@ -128,8 +124,8 @@ def _scaling_columns(found: Scaling) -> tuple[Column, ...]:
 
 def _replay_page(found: CommunicationReplay) -> list[Block]:
     title = (
-        f"{found.target}: recorded on {_plural(len(found.ranks), 'rank')},"
-        f" {_plural(found.n_steps, 'step')}; replayed over {found.cluster or 'a cluster'}"
+        f"{found.target}: recorded on {counted(len(found.ranks), 'rank')},"
+        f" {counted(found.n_steps, 'step')}; replayed over {found.cluster or 'a cluster'}"
     )
     where = f"over {found.recorded_on}" if found.recorded_on else "with the calls' own times"
     overhead = (

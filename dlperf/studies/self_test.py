@@ -16,6 +16,7 @@ from dataclasses import replace
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Machine
 from dlperf.core.streams import log
+from dlperf.core.text import counted
 from dlperf.core.verification import FIRST_CHECK_SEED, SelfTest, has_failed
 from dlperf.forecast.prediction import predict
 from dlperf.studies.random_steps import Process, TimedStep
@@ -105,8 +106,8 @@ def run(machine: Machine, processes: Sequence[Process], seeds: range) -> Machine
     for process in processes:
         threads = process.threads
         log(
-            f"self-test: steps of {len(seeds)} random network{'s' * (len(seeds) != 1)} with"
-            f" {threads} thread{'s' * (threads != 1)}"
+            f"self-test: steps of {counted(len(seeds), 'random network')} with"
+            f" {counted(threads, 'thread')}"
         )
         tests = compare(machine, time_steps(process, seeds), threads)
         if has_failed(tests):

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from dlperf.core.clock import Clock, samples_to_json
 from dlperf.core.cluster import PING_PONG, SEND, TRAIN, Distance, Link, Message, What
+from dlperf.core.text import counted
 from dlperf.core.units import KIB, MIB
 from dlperf.microbench.network.passes import Passes
 from dlperf.microbench.network.team import Group, Team
@@ -118,7 +119,7 @@ def _one_pass(
 
         def prepare(size: int) -> Callable[[], float]:
             team.watch.begin(
-                f"ping-pong of {size} bytes, {distance}, {len(pairs)} pair{'s' * (len(pairs) != 1)}"
+                f"ping-pong of {size} bytes, {distance}, {counted(len(pairs), 'pair')}"
             )
             return _ping_pong(team, group, pairs, size)
 

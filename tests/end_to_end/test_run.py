@@ -322,6 +322,21 @@ def test_an_exception_in_any_phase_is_the_scripts_own(
     assert alone.stderr.strip().splitlines()[-1] in with_us.stderr
 
 
+def started(cwd: Path, call: str, until: str) -> subprocess.Popen[str]:
+    """A process of Python code that has written the line `until`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", call],
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{until}\n"
+    return process
+
+
 @pytest.mark.process
 def test_interrupt_reaches_the_script(tmp_path: Path, machine: Path) -> None:
     text = """
@@ -335,16 +350,7 @@ def test_interrupt_reaches_the_script(tmp_path: Path, machine: Path) -> None:
     """
     write(tmp_path / "script.py", text)
     call = START + f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", call],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = started(tmp_path, call, until="ready")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert out == "seen\n"
@@ -675,16 +681,7 @@ def test_sigterm_ends_the_script_after_the_report(tmp_path: Path, machine: Path)
         f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}, json_path='found.json',"
         " output='report.txt'))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", call],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "trained\n"
+    process = started(tmp_path, call, until="trained")
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=90)
     assert process.returncode == -signal.SIGTERM  # as without dlperf

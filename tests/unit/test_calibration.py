@@ -224,11 +224,8 @@ def test_where_a_kernel_crashes_the_process_another_goes_on(
     assert any("SIGSEGV" in note for note in machine.notes)
 
 
-@pytest.mark.parametrize("how", ["interrupt", "killed", "half a line"])
-def test_what_is_finished_stays_and_is_not_measured_again(
-    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str], how: str
-) -> None:
-    path = tmp_path / "m.json"
+def end_at_three(worker: type[Worker], how: str) -> None:
+    """Let the measuring process end before it has the result of the third group."""
 
     def fate(name: str) -> str | None:
         if name != "three":
@@ -239,6 +236,15 @@ def test_what_is_finished_stays_and_is_not_measured_again(
         return "" if how == "killed" else '{"group": "three", "part": {"cpu"'
 
     worker.fate = staticmethod(fate)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("how", ["interrupt", "killed", "half a line"])
+def test_what_is_finished_stays_and_is_not_measured_again(
+    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    path = tmp_path / "m.json"
+
+    end_at_three(worker, how)
     if how == "interrupt":
         with pytest.raises(
             Interrupted,
@@ -445,15 +451,7 @@ def test_a_measurement_anew_that_does_not_end_leaves_the_file_as_it_was(
     failed_with_one_thread(path)
     before = path.read_bytes()
 
-    def fate(name: str) -> str | None:
-        if name != "three":
-            return None
-        if how == "interrupt":
-            raise KeyboardInterrupt
-        worker.status = -9
-        return ""
-
-    worker.fate = staticmethod(fate)  # type: ignore[assignment]
+    end_at_three(worker, how)
     why = r"m.json is as it was, and the same command measures it anew$"
     with pytest.raises(Interrupted if how == "interrupt" else WorkFailed, match=why):
         suite.calibrate(path, mode="quick", threads=(4, 1))
