@@ -312,14 +312,14 @@ def _input_needed(op: Op, index: int) -> bool:
 
 
 _KINDS: tuple[tuple[str, int, int, int, Callable[..., Op | None], int], ...] = (
-    ("dense", 80, 460, 7, _dense, 1),
-    ("depthwise", 8, 80, 4, _depthwise, 1),
-    ("grouped", 4, 56, 5, _grouped, 1),
-    ("transposed", 4, 80, 5, _transposed, 1),
-    ("1d", 4, 72, 5, _one_dimensional, 1),
-    ("3d", 2, 56, 5, _three_dimensional, 1),
-    ("channels_last", 0, 60, 7, partial(_dense, channels_last=True), 2000),
-    ("bfloat16", 0, 60, 7, partial(_dense, dtype="bfloat16"), 3000),
+    ("dense", 80, 184, 7, _dense, 1),
+    ("depthwise", 8, 32, 4, _depthwise, 1),
+    ("grouped", 4, 24, 5, _grouped, 1),
+    ("transposed", 4, 32, 5, _transposed, 1),
+    ("1d", 4, 28, 5, _one_dimensional, 1),
+    ("3d", 2, 22, 5, _three_dimensional, 1),
+    ("channels_last", 0, 24, 7, partial(_dense, channels_last=True), 2000),
+    ("bfloat16", 0, 24, 7, partial(_dense, dtype="bfloat16"), 3000),
 )
 """(name, quick and full number, dimensions of the design, what makes one of its points, first
 point)

@@ -105,7 +105,7 @@ def groups(mode: str, dtypes: tuple[str, ...], times: int = 1) -> list[Group]:
     for dtype in dtypes if mode != "quick" else ("float32",):
         main = dtype == "float32"
         grid = (1, 64, 512) if mode == "quick" else (1, 8, 64, 512, 4096) if main else (1, 32, 1024)
-        count = share(mode, 24, 190 if main else 45 if dtype == "bfloat16" else 25, times)
+        count = share(mode, 24, 76 if main else 24 if dtype == "bfloat16" else 12, times)
         for number, orientation in enumerate(ORIENTATIONS):
             # Each orientation has shapes of its own: what they share, the curve learns from all of
             # them.
@@ -117,8 +117,8 @@ def groups(mode: str, dtypes: tuple[str, ...], times: int = 1) -> list[Group]:
                 ops += [product(m, n, k, "NT") for m, n, k in some]
             points = tuple(Point("gemm", op) for op in ops)
             found.append(Group(f"gemm {dtype} {orientation}", points, repeats(mode)))
-    batches = filled(share(mode, 12, 150, times), 4, partial(_batched, mode))
-    batches += filled(share(mode, 4, 24, times), 4, _tiny, 5000)
+    batches = filled(share(mode, 12, 60, times), 4, partial(_batched, mode))
+    batches += filled(share(mode, 4, 10, times), 4, _tiny, 5000)
     found.append(Group("batched gemm", tuple(batches), repeats(mode)))
     # The peak: large square products, long enough to reach it; every mode needs this ceiling.
     peak = tuple(

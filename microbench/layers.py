@@ -351,14 +351,14 @@ def _recurrent(index: int, u: float, v: float, w: float) -> list[Op]:
 def groups(mode: str) -> list[Group]:
     """One group a kind of layer."""
     plan = (
-        ("normalisation", "norm", _norms, 8, 70),
-        ("pooling", "pool", _pools, 8, 60),
-        ("rows", "rows", _rows, 8, 60),
-        ("moves", "moves", _moves, 12, 48),
-        ("attention", "attention", _attention, 12, 110),
-        ("recurrent", "recurrent", _recurrent, 6, 100),
-        ("images", "images", images, 5, 22),
-        ("uncommon layers", "uncommon", uncommon, 3, 8),
+        ("normalisation", "norm", _norms, 8, 28),
+        ("pooling", "pool", _pools, 8, 24),
+        ("rows", "rows", _rows, 8, 24),
+        ("moves", "moves", _moves, 12, 20),
+        ("attention", "attention", _attention, 12, 44),
+        ("recurrent", "recurrent", _recurrent, 6, 40),
+        ("images", "images", images, 5, 10),
+        ("uncommon layers", "uncommon", uncommon, 3, 5),
     )
     found = [
         Group(

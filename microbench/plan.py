@@ -50,10 +50,10 @@ def repeats(mode: str) -> Repeats:
 
 
 def share(mode: str, quick: int, full: int, times: int = 1) -> int:
-    """How many points of a design a mode takes, or `times` as many; thorough takes twice those of
-    full.
+    """How many points of a design a mode takes, or `times` as many; thorough takes five times those
+    of full.
     """
-    return times * {"quick": quick, "full": full, "thorough": 2 * full}[mode]
+    return times * {"quick": quick, "full": full, "thorough": 5 * full}[mode]
 
 
 def halton(index: int, base: int) -> float:

@@ -275,7 +275,7 @@ def groups(mode: str, low_precision: bool) -> list[Group]:
     sizes = _ranked(
         log_sizes(64, 2**20, 0.2)
         if mode == "quick"
-        else log_sizes(64, 2**24, 0.5 if mode == "full" else 1.0)
+        else log_sizes(64, 2**24, 0.35 if mode == "full" else 1.0)
     )
     few = [(size, 0) for size in log_sizes(64, 2**20, 0.25 if mode == "full" else 0.5)]
 

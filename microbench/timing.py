@@ -31,6 +31,13 @@ _LEAST_ALIKE, _MOST_ALIKE = 5, 15
 """Kernels with undisturbed and disturbed parts that tell how much longer those took that were
 disturbed from begin to end.
 """
+_APART, _EXTRA = 25, 2
+"""One of so many points of a group gets so many more samples in each pass: it tells by how much the
+least of few samples exceeds that of many.
+"""
+_ELSEWHERE = 5
+"""For how many points of a group those of all groups count together."""
+_MOST_EXCESS = math.log(2.0)
 _LEAST_POINTS = 12
 """Points of a group that are sampled however short the time is: a curve through fewer says nothing.
 """
@@ -51,13 +58,15 @@ class Timed:
 @dataclass(frozen=True)
 class _Raw:
     """A raw sample: seconds a call, whether it was disturbed, the number of the machine's reading
-    before it, and the least time of the core's work, by which it was judged.
+    before it, the least time of the core's work, by which it was judged, and whether it is one more
+    than a kernel gets in a pass.
     """
 
     seconds: float
     disturbed: bool
     reading: int | None
     best_s: float
+    is_extra: bool = False
 
 
 @dataclass
@@ -107,16 +116,19 @@ class _Taken:
     def result(
         self, best_s: float, slowed: Sequence[tuple[float, float]]
     ) -> tuple[Samples, tuple[int, ...]]:
-        """The undisturbed samples, in the order taken, and the readings before them.
+        """The undisturbed samples and what is shorter than all of them, since disturbances only
+        add, in the order taken, and the readings before them.
 
-        Without any, an estimate: the median sample over the median slowdown of the kernels `slowed`
-        that take about as long; all samples where too few kernels show one.
+        Without any, an estimate: the median sample, of an even number the lower one, over the
+        median slowdown of the kernels `slowed` that take about as long; all samples where too few
+        kernels show one.
         """
         clean = self.clean(best_s)
-        rows = clean or self.raw
+        least_s = min((one.seconds for one in clean), default=math.inf)
+        rows = [one for one in self.raw if one in clean or one.seconds < least_s]
         samples = Samples(tuple(one.seconds for one in rows), len(self.raw) - len(rows))
         if not clean and len(slowed) >= _LEAST_ALIKE:
-            usual = sorted(self.raw, key=lambda one: one.seconds)[len(self.raw) // 2]
+            usual = sorted(self.raw, key=lambda one: one.seconds)[(len(self.raw) - 1) // 2]
             if usual.seconds > 0:
                 alike = sorted(slowed, key=lambda pair: abs(math.log(pair[0] / usual.seconds)))
                 factor = statistics.median(factor for _, factor in alike[:_MOST_ALIKE])
@@ -177,6 +189,21 @@ class Timing:
         best_s = self.clock.best_s()
         return [index for index, taken in self._taken.items() if not taken.clean(best_s)]
 
+    def excesses(self, elsewhere: Sequence[tuple[float, float]] = ()) -> list[float]:
+        """Logarithms of how many times the least of all samples that of the usual ones is, of each
+        point with more samples.
+        """
+        best_s, slowed = self.clock.best_s(), self._slowed_with(elsewhere)
+        found = []
+        for taken in self._taken.values():
+            usual = replace(taken, raw=[one for one in taken.raw if not one.is_extra])
+            if usual.raw and len(usual.raw) < len(taken.raw):
+                least_s, usual_s = (one.result(best_s, slowed)[0].minimum for one in (taken, usual))
+                if least_s > 0:
+                    excess = math.log(usual_s / least_s)
+                    found.append(max(-_MOST_EXCESS, min(_MOST_EXCESS, excess)))
+        return found
+
     @property
     def slowed(self) -> list[tuple[float, float]]:
         """Seconds of disturbed calls, and how many times the undisturbed ones these are."""
@@ -197,17 +224,25 @@ class Timing:
             return n_clean, self.group.points[index].rank
 
         order = list(indices)
-        random.Random(self._n_passes).shuffle(order)  # any part of a rank covers its space
+        shuffled = random.Random(self._n_passes)
+        shuffled.shuffle(order)  # any part of a rank covers its space
         order.sort(key=urgency)  # those without an undisturbed sample first
+        samples = [(float(place), index, False) for place, index in enumerate(order)]
+        samples += [
+            (shuffled.uniform(place, len(order)), index, True)
+            for place, index in enumerate(order)
+            if index % _APART == _APART // 2
+            for _ in range(_EXTRA)
+        ]
         self._n_passes += 1
         begin = self.clock.now()
-        for index in order:
+        for _, index, is_extra in sorted(samples):
             if len(self._taken) >= _LEAST_POINTS and self.clock.now() - begin > allowance_s:
                 return
-            self._sample(index)
-            progress(1)
+            self._sample(index, is_extra)
+            progress(not is_extra)
 
-    def _sample(self, index: int) -> None:
+    def _sample(self, index: int, is_extra: bool) -> None:
         from dlperf.microbench.operator_benchmark import Unplayable, build
 
         reading = None if self.reading is None else self.reading()  # it touches all caches
@@ -232,20 +267,35 @@ class Timing:
         sampler = Sampler(call, repeats, clock, taken.n_calls)
         sampler.take(_EXTENSION if taken.raw else _FIRST_EXTENSION)
         best_s = self.clock.best_s()
-        taken.raw += [_Raw(*pair, reading, best_s) for pair in sampler.pairs]
+        taken.raw += [_Raw(*pair, reading, best_s, is_extra) for pair in sampler.pairs]
         taken.slowed_parts += sampler.slowed
 
-    def result(self, elsewhere: Sequence[tuple[float, float]] = ()) -> Timed:
+    def _slowed_with(self, elsewhere: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+        """The slowdowns of the group's kernels, with those elsewhere where these are too few."""
+        slowed = self.slowed
+        return slowed if len(slowed) >= _LEAST_ALIKE else [*slowed, *elsewhere]
+
+    def result(
+        self, elsewhere: Sequence[tuple[float, float]] = (), excesses: Sequence[float] = ()
+    ) -> Timed:
         """What the passes so far found: the undisturbed samples of each kernel, or an estimate for
         one that has none, by the slowdowns of the group's kernels, or those `elsewhere` where these
         are too few.
+
+        They are divided by the mean excess of the least of few samples over that of many
+        (:meth:`excesses`), of the group and of all groups. A kernel with more samples has none.
         """
-        best_s, slowed = self.clock.best_s(), self.slowed
-        slowed = slowed if len(slowed) >= _LEAST_ALIKE else [*slowed, *elsewhere]
+        best_s, slowed = self.clock.best_s(), self._slowed_with(elsewhere)
+        own = self.excesses(elsewhere)
+        usual = _ELSEWHERE * statistics.fmean(excesses) if excesses else 0.0
+        n_known = len(own) + (_ELSEWHERE if excesses else 0)
+        excess = math.exp(max(0.0, (math.fsum(own) + usual) / n_known)) if n_known else 1.0
         kernels = []
         for index, taken in sorted(self._taken.items()):
             point = self.group.points[index]
             samples, readings = taken.result(best_s, slowed)
+            if not any(one.is_extra for one in taken.raw):
+                samples = samples.minus(0.0, excess)
             kernels.append(Kernel(point.op, point.family, self.threads, samples, readings))
         n_planned = len(self.group.points) - self._n_further
         return Timed(
