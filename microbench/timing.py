@@ -93,14 +93,19 @@ class _Taken:
         long, and further while most are disturbed, but no more once the least undisturbed ones
         agree, half as many as samples are wanted.
         """
-        clean_s = sorted(one.seconds for one in self.clean(best_s))
+        usual = self.usual()
+        clean_s = sorted(one.seconds for one in usual.clean(best_s))
         n_agreeing = max(2, n_samples // 2)
         if len(clean_s) >= n_agreeing and clean_s[n_agreeing - 1] <= (1 + _AGREE_FRAC) * clean_s[0]:
             return False
         n_wanted = math.ceil(n_samples / 2) if self.is_long else n_samples
-        return len(self.raw) < n_wanted or (
-            len(self.raw) < _MOST_TIMES * n_wanted and 2 * len(clean_s) < n_wanted
+        return len(usual.raw) < n_wanted or (
+            len(usual.raw) < _MOST_TIMES * n_wanted and 2 * len(clean_s) < n_wanted
         )
+
+    def usual(self) -> _Taken:
+        """What a kernel has that gets one sample in a pass."""
+        return replace(self, raw=[one for one in self.raw if not one.is_extra])
 
     def slowed(self, best_s: float) -> list[tuple[float, float]]:
         """Seconds when disturbed, and how many times the undisturbed ones these are: of parts of
@@ -196,7 +201,7 @@ class Timing:
         best_s, slowed = self.clock.best_s(), self._slowed_with(elsewhere)
         found = []
         for taken in self._taken.values():
-            usual = replace(taken, raw=[one for one in taken.raw if not one.is_extra])
+            usual = taken.usual()
             if usual.raw and len(usual.raw) < len(taken.raw):
                 least_s, usual_s = (one.result(best_s, slowed)[0].minimum for one in (taken, usual))
                 if least_s > 0:
