@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dlperf.core.clock import Clock, Sampler, Samples
+from dlperf.core.clock import Clock, Sampler, Samples, counting
 from dlperf.core.machine import Kernel
 from dlperf.microbench.plan import Group, Point
 
@@ -38,6 +38,7 @@ least of few samples exceeds that of many.
 _ELSEWHERE = 5
 """For how many points of a group those of all groups count together."""
 _MOST_EXCESS = math.log(2.0)
+"""Largest excess of one point, up or down, so that a single one decides little."""
 _LEAST_POINTS = 12
 """Points of a group that are sampled however short the time is: a curve through fewer says nothing.
 """
@@ -129,8 +130,8 @@ class _Taken:
         kernels show one.
         """
         clean = self.clean(best_s)
-        least_s = min((one.seconds for one in clean), default=math.inf)
-        rows = [one for one in self.raw if one in clean or one.seconds < least_s]
+        counts = counting([(one.seconds, one not in clean) for one in self.raw])
+        rows = [one for one, counted in zip(self.raw, counts) if counted]
         samples = Samples(tuple(one.seconds for one in rows), len(self.raw) - len(rows))
         if not clean and len(slowed) >= _LEAST_ALIKE:
             usual = sorted(self.raw, key=lambda one: one.seconds)[(len(self.raw) - 1) // 2]
@@ -292,9 +293,8 @@ class Timing:
         """
         best_s, slowed = self.clock.best_s(), self._slowed_with(elsewhere)
         own = self.excesses(elsewhere)
-        usual = _ELSEWHERE * statistics.fmean(excesses) if excesses else 0.0
-        n_known = len(own) + (_ELSEWHERE if excesses else 0)
-        excess = math.exp(max(0.0, (math.fsum(own) + usual) / n_known)) if n_known else 1.0
+        known = [*own, *[statistics.fmean(excesses)] * _ELSEWHERE] if excesses else own
+        excess = math.exp(max(0.0, statistics.fmean(known))) if known else 1.0
         kernels = []
         for index, taken in sorted(self._taken.items()):
             point = self.group.points[index]

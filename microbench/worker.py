@@ -94,11 +94,7 @@ def further_points(mode: str, flags: tuple[str, ...]) -> dict[str, tuple[Point, 
 FURTHER = {"quick": 0, "full": 5000, "thorough": 6000}
 """The most points that a calibration takes where its curves err most."""
 _PASSES = 3
-"""Passes over all kernels before there are further points. Beside a co-tenant at work half of the
-time (AMD Zen 3, six full calibrations) kernels with one sample were 15 % above the least of six,
-and steps of 13 networks 9 to 18 % too long; a third of the kernels with the least of three gave
-steps without a bias, in the same time.
-"""
+"""Passes over all kernels before there are further points (docs/development/decisions.md)."""
 _FURTHER_FRAC = 0.8
 """Part of the time left that these may take, each as long as a planned one so far."""
 BACK_OFF_S = {"quick": 0.5, "full": 20.0, "thorough": 200.0}
@@ -361,6 +357,14 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         for name in take(ahead, time_left, progress=lambda n_points: say({"progress": n_points})):
             tell(name, timings[name].result())
 
+    def lacking() -> dict[str, list[int]]:
+        """Points that want samples for which there is time, by group."""
+        return {
+            name: indices
+            for name, timing in timings.items()
+            if (indices := timing.lacking) and (name in exact or budget.left_s > 0)
+        }
+
     def affordable() -> int:
         """Points beyond the planned ones that fit the time left, in as many passes."""
         seconds = math.fsum(spent[name]["seconds"] for name in timings)
@@ -388,22 +392,15 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
     first_samples(math.inf, budget.part(_FIRST_FRAC))
     number, asks = 1, job["asks"]
-    while True:
-        lacking = {
-            name: indices
-            for name, timing in timings.items()
-            if (indices := timing.lacking) and (name in exact or budget.left_s > 0)
-        }
-        if asks and (number >= _PASSES or not lacking):
+    while (ahead := lacking()) or asks:
+        if asks and (number >= _PASSES or not ahead):
             asks = False
             ask_for_further()
             continue
-        if not lacking:
-            break
         number += 1
         if number % 2 == 0:
-            lacking = dict(reversed(lacking.items()))  # time runs out on others each time
-        for _ in take(lacking, budget, number):
+            ahead = dict(reversed(ahead.items()))  # time runs out on others each time
+        for _ in take(ahead, budget, number):
             pass
         for name in sorted(again.keys() & system_costs):
             if number <= 1 + AGAIN[mode] and budget.left_s > 0:

@@ -253,6 +253,17 @@ def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) ->
     return Samples(tuple(value for value, _ in pairs), 0)
 
 
+def counting(pairs: Sequence[tuple[float, bool]]) -> list[bool]:
+    """Of (value, disturbed) pairs whether each counts: what is undisturbed, and what is shorter
+    than all of that, since disturbances only add; all where none is undisturbed.
+
+    >>> counting([(2.0, False), (1.0, True), (3.0, True)])
+    [True, True, False]
+    """
+    least = min((value for value, disturbed in pairs if not disturbed), default=math.inf)
+    return [not disturbed or value < least for value, disturbed in pairs]
+
+
 PART_S = 1.25e-4
 """Length of the parts of a raw sample that are judged one by one. Interference comes and goes
 within a millisecond, so few whole samples of a millisecond are undisturbed.
@@ -395,11 +406,10 @@ class Sampler:
         """The undisturbed samples, in seconds a call, and what is shorter than all of them, since
         disturbances only add; all where none was undisturbed.
         """
-        least_s = min((value for value, disturbed in self.pairs if not disturbed), default=0.0)
-        return undisturbed(
-            [(value, disturbed and value >= least_s) for value, disturbed in self.pairs],
-            least_frac=0.0,
+        values = tuple(
+            value for (value, _), counts in zip(self.pairs, counting(self.pairs)) if counts
         )
+        return Samples(values, len(self.pairs) - len(values))
 
 
 _MOST_TURNS = 2

@@ -243,7 +243,6 @@ def test_what_is_finished_stays_and_is_not_measured_again(
     tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     path = tmp_path / "m.json"
-
     end_at_three(worker, how)
     if how == "interrupt":
         with pytest.raises(
