@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -137,10 +138,19 @@ def _materialise(argument: Argument, generator: torch.Generator, mutated: bool) 
     return argument
 
 
-_BLOCK = 2**16
-"""Elements of which a large tensor is made by repetition: drawing them all would take longer than
-the kernels.
+_BLOCK, _N_BLOCKS = 2**16, 8
+"""Elements of which a large tensor is made by repetition, and how many times as many are drawn:
+more than a core remembers the branches of.
 """
+
+
+@cache
+def _drawn(dtype: torch.dtype) -> torch.Tensor:
+    """Values from which all tensors of a dtype are cut, each at another place: drawing them anew
+    would take longer than the kernels.
+    """
+    generator = torch.Generator().manual_seed(0)
+    return torch.empty(_N_BLOCKS * _BLOCK).normal_(0.0, 0.5, generator=generator).to(dtype)
 
 
 def tensor(spec: TensorSpec, generator: torch.Generator, zeros: bool = False) -> torch.Tensor:
@@ -152,10 +162,9 @@ def tensor(spec: TensorSpec, generator: torch.Generator, zeros: bool = False) ->
         raise Unplayable(f"this torch has no dtype {spec.dtype}")
     extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides)) if spec.numel else 0
     if dtype.is_floating_point and not zeros:
-        block = torch.empty(min(extent, _BLOCK)).normal_(0.0, 0.5, generator=generator).to(dtype)
-        memory = (
-            block if extent == len(block) else block.repeat(math.ceil(extent / _BLOCK))[:extent]
-        )
+        begin = int(torch.randint((_N_BLOCKS - 1) * _BLOCK, (), generator=generator))
+        block = _drawn(dtype)[begin : begin + min(extent, _BLOCK)]
+        memory = block.repeat(max(1, math.ceil(extent / _BLOCK)))[:extent]
     elif dtype == torch.bool:
         memory = torch.ones(extent, dtype=dtype)
     else:

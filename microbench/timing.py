@@ -1,5 +1,5 @@
-"""Times a group of kernels in passes that may lie minutes apart, one raw sample of each kernel in
-each.
+"""Times a group of kernels in passes that may lie minutes apart, each a few raw samples of each
+kernel.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ _ONE_CALL_S = 0.005
 """A call that takes as long is a raw sample by itself, and sampled half as often."""
 _MOST_TIMES = 2
 _AGREE_FRAC = 0.02
-_FIRST_EXTENSION, _EXTENSION = 1.0, 6.0
-"""Longest extension of a kernel's first raw sample and of later ones, relative to its length: every
-kernel is to be sampled at all, and beside a busy co-tenant a later pass finds the core undisturbed
-more likely than the next milliseconds.
+_EXTENSION = 1.0
+"""Longest extension of a raw sample, relative to its length: beside a busy co-tenant a later round
+finds the core undisturbed more likely than the next milliseconds.
+"""
+_ROUNDS, _TOGETHER, _TOGETHER_BYTES = 3, 100, 2**28
+"""Raw samples of a kernel in a pass, in turns with those of so many others or of so many bytes:
+making a kernel's tensors takes longer than a sample.
 """
 _SAME_SPEED = 1.2
 """Least times of the core's work, relative to each other, that are of the same undisturbed core: on
@@ -59,15 +62,34 @@ class Timed:
 @dataclass(frozen=True)
 class _Raw:
     """A raw sample: seconds a call, whether it was disturbed, the number of the machine's reading
-    before it, the least time of the core's work, by which it was judged, and whether it is one more
-    than a kernel gets in a pass.
+    before it, the least time of the core's work, by which it was judged, the number of its pass,
+    and whether it is one more than a kernel gets in a pass.
     """
 
     seconds: float
     disturbed: bool
     reading: int | None
     best_s: float
+    number: int
     is_extra: bool = False
+
+
+def agree(seconds: Sequence[float], count: int) -> bool:
+    """Whether there are so many times, the least of which agree.
+
+    >>> agree([1.0, 2.0, 1.01], 2), agree([1.0, 2.0, 1.01], 3), agree([1.0], 2)
+    (True, False, False)
+    """
+    least = sorted(seconds)[:count]
+    return len(least) == count and least[-1] <= (1 + _AGREE_FRAC) * least[0]
+
+
+def _least_by_pass(raw: Sequence[_Raw]) -> list[_Raw]:
+    """The least sample of each pass."""
+    found: dict[int, _Raw] = {}
+    for one in sorted(raw, key=lambda one: one.seconds):
+        found.setdefault(one.number, one)
+    return [*found.values()]
 
 
 @dataclass
@@ -90,19 +112,23 @@ class _Taken:
         return [one for one in self.raw if not one.disturbed and one.best_s <= _SAME_SPEED * best_s]
 
     def wants(self, n_samples: int, best_s: float) -> bool:
-        """Whether it is to be sampled again: `n_samples` times, half as often where a call takes
-        long, and further while most are disturbed, but no more once the least undisturbed ones
-        agree, half as many as samples are wanted.
+        """Whether it is to be sampled again: `n_samples` times in two passes or more, half as often
+        where a call takes long, and further while most are disturbed, but no more once the least
+        undisturbed ones of half as many passes agree.
         """
         usual = self.usual()
-        clean_s = sorted(one.seconds for one in usual.clean(best_s))
-        n_agreeing = max(2, n_samples // 2)
-        if len(clean_s) >= n_agreeing and clean_s[n_agreeing - 1] <= (1 + _AGREE_FRAC) * clean_s[0]:
+        clean = usual.clean(best_s)
+        if agree([one.seconds for one in _least_by_pass(clean)], max(2, n_samples // 2)):
             return False
         n_wanted = math.ceil(n_samples / 2) if self.is_long else n_samples
-        return len(usual.raw) < n_wanted or (
-            len(usual.raw) < _MOST_TIMES * n_wanted and 2 * len(clean_s) < n_wanted
-        )
+        n_passes = len({one.number for one in usual.raw})
+        if len(usual.raw) < n_wanted or n_passes < min(2, n_wanted):
+            return True
+        return len(usual.raw) < _MOST_TIMES * n_wanted and 2 * len(clean) < n_wanted
+
+    def is_sure(self, number: int, best_s: float) -> bool:
+        """Whether two undisturbed samples of a pass agree."""
+        return agree([one.seconds for one in self.clean(best_s) if one.number == number], 2)
 
     def usual(self) -> _Taken:
         """What a kernel has that gets one sample in a pass."""
@@ -143,15 +169,25 @@ class _Taken:
         return samples, tuple(one.reading for one in rows if one.reading is not None)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A call of the point `index`, whose tensors take `n_bytes`."""
+
+    index: int
+    call: Callable[[], object]
+    n_bytes: int
+    is_extra: bool
+
+
 @dataclass
 class Timing:
     """A group of kernels being timed: :meth:`take` points until none is :attr:`lacking`, then read
     the :meth:`result`.
 
     Interference lasts from parts of a second to minutes, and the placement of operands in the
-    caches matters; samples in a row share both. So a pass takes one sample of each kernel, in
-    memory of its own, and passes are to be some time apart. `reading` returns the number of a
-    present reading of the machine's state.
+    caches matters; samples in a row share both. So a pass takes a few samples of each kernel, each
+    after those of others, in memory of its own, and passes are to be some time apart. `reading`
+    returns the number of a present reading of the machine's state.
     """
 
     group: Group
@@ -233,47 +269,86 @@ class Timing:
         shuffled = random.Random(self._n_passes)
         shuffled.shuffle(order)  # any part of a rank covers its space
         order.sort(key=urgency)  # those without an undisturbed sample first
-        samples = [(float(place), index, False) for place, index in enumerate(order)]
-        samples += [
+        visits = [(float(place), index, False) for place, index in enumerate(order)]
+        visits += [
             (shuffled.uniform(place, len(order)), index, True)
             for place, index in enumerate(order)
             if index % _APART == _APART // 2
             for _ in range(_EXTRA)
         ]
         self._n_passes += 1
-        begin = self.clock.now()
-        for _, index, is_extra in sorted(samples):
-            if len(self._taken) >= _LEAST_POINTS and self.clock.now() - begin > allowance_s:
-                return
-            self._sample(index, is_extra)
+        begin, together, n_bytes = self.clock.now(), list[_Call](), 0
+        each_s = 2 * _ROUNDS * self.group.repeats.sample_s
+        for _, index, is_extra in sorted(visits):
+            ahead_s = self.clock.now() - begin + each_s * len(together)
+            if len(self._taken) >= _LEAST_POINTS and ahead_s > allowance_s:
+                break
+            reading = self._read()
+            made = self._made(index, is_extra)
             progress(not is_extra)
+            if made is None:
+                continue
+            if self._taken[index].is_long:
+                self._sample(made, reading)
+                continue
+            together.append(made)
+            n_bytes += made.n_bytes
+            if len(together) == _TOGETHER or n_bytes >= _TOGETHER_BYTES:
+                self._sample_in_turns(together)
+                together, n_bytes = [], 0
+        self._sample_in_turns(together)
 
-    def _sample(self, index: int, is_extra: bool) -> None:
+    def _made(self, index: int, is_extra: bool) -> _Call | None:
+        """A warm call of a point, the number of calls in a raw sample known; None if refused."""
         from dlperf.microbench.operator_benchmark import Unplayable, build
 
-        reading = None if self.reading is None else self.reading()  # it touches all caches
+        op = self.group.points[index].op
         try:
-            call = build(self.group.points[index].op)
+            call = build(op)
         except (Unplayable, MemoryError) as error:
             if index not in self._taken:
                 self._refused[index] = str(error)
-            return
+            return None
         taken = self._taken.setdefault(index, _Taken())
-        begin = self.clock.now()
-        # in every pass: the memory is new, and what a library made for this shape and kept may be
-        # gone since
-        call()
-        repeats, call_s = replace(self.group.repeats, n_samples=1), self.clock.now() - begin
         if not taken.n_calls:
+            begin = self.clock.now()
+            call()
+            repeats, call_s = self.group.repeats, self.clock.now() - begin
             taken.is_long = call_s >= _ONE_CALL_S
             n_calls = math.ceil(repeats.sample_s / call_s) if call_s > 0 else repeats.max_calls
             taken.n_calls = 1 if taken.is_long else min(n_calls, repeats.max_calls)
-        # The next pass is soon enough: nothing waits here.
+        n_bytes = sum(one.numel * one.item_bytes for one in op.inputs)
+        return _Call(index, call, n_bytes, is_extra)
+
+    def _sample_in_turns(self, calls: Sequence[_Call]) -> None:
+        """Rounds of a raw sample of each call, of those that want one."""
+        n_samples, best_s = self.group.repeats.n_samples, self.clock.best_s()
+        for _ in range(_ROUNDS):
+            for one in calls:
+                taken = self._taken[one.index]
+                if not one.is_extra and (
+                    taken.is_sure(self._n_passes, best_s) or not taken.wants(n_samples, best_s)
+                ):
+                    continue
+                reading = self._read()
+                one.call()  # its operands may have left the caches, and what a library made for it
+                self._sample(one, reading)
+
+    def _read(self) -> int | None:
+        """The number of a present reading of the machine's state, which touches all caches."""
+        return None if self.reading is None else self.reading()
+
+    def _sample(self, made: _Call, reading: int | None) -> None:
+        """A raw sample."""
+        taken = self._taken[made.index]
+        # The next round is soon enough: nothing waits here.
         clock = replace(self.clock, back_off=None)
-        sampler = Sampler(call, repeats, clock, taken.n_calls)
-        sampler.take(_EXTENSION if taken.raw else _FIRST_EXTENSION)
+        sampler = Sampler(made.call, replace(self.group.repeats, n_samples=1), clock, taken.n_calls)
+        sampler.take(_EXTENSION)
         best_s = self.clock.best_s()
-        taken.raw += [_Raw(*pair, reading, best_s, is_extra) for pair in sampler.pairs]
+        taken.raw += [
+            _Raw(*pair, reading, best_s, self._n_passes, made.is_extra) for pair in sampler.pairs
+        ]
         taken.slowed_parts += sampler.slowed
 
     def _slowed_with(self, elsewhere: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

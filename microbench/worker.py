@@ -93,7 +93,7 @@ def further_points(mode: str, flags: tuple[str, ...]) -> dict[str, tuple[Point, 
 
 FURTHER = {"quick": 0, "full": 5000, "thorough": 6000}
 """The most points that a calibration takes where its curves err most."""
-_PASSES = 3
+_PASSES = 2
 """Passes over all kernels before there are further points (docs/development/decisions.md)."""
 _FURTHER_FRAC = 0.8
 """Part of the time left that these may take, each as long as a planned one so far."""

@@ -76,7 +76,7 @@ class Worker:
             yield json.dumps({"progress": 1}) + "\n"
             state = type(self).state
             factor = 1.0 if state is None else state(name)
-            n_readings = 0 if state is None else 9
+            n_readings = 0 if state is None else 18
             first = job["n_readings"] + index * n_readings
             samples = Samples(
                 (self.seconds * factor,) * (1 + index // len(job["groups"]))
@@ -86,7 +86,7 @@ class Worker:
                 name,
                 job["threads"],
                 samples,
-                (first + 4,) * len(samples.values) if n_readings else (),
+                (first + 8,) * len(samples.values) if n_readings else (),
             )
             reading = Reading(*(1e-3 * factor,) * 6)
             part = Machine(host.this_cpu(), (kernel,), readings=(reading,) * n_readings)
@@ -288,18 +288,18 @@ def test_times_are_normalised_once_all_readings_are_there(
     with pytest.raises(Interrupted):
         suite.calibrate(path, mode="quick")
     kept = Machine.load(path)
-    assert [one.readings for one in kept.kernels] == [(4,), (13,)]
+    assert [one.readings for one in kept.kernels] == [(8,), (26,)]
     assert kept.reference is None
     worker.fate = staticmethod(lambda name: None)  # type: ignore[assignment]
     machine = suite.calibrate(path, mode="quick")
-    assert [job["n_readings"] for job in worker.jobs] == [0, 18]
+    assert [job["n_readings"] for job in worker.jobs] == [0, 36]
     assert machine.reference == Reading(*(1e-3,) * 6)
     assert [one.slowdown for one in machine.kernels] == [1.0, 1.0, 1.13]
     worker.state = staticmethod(lambda name: 1.5)  # type: ignore[assignment]
     suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
     found = Machine.load(path)
     assert found.reference == machine.reference
-    assert len(found.readings) == 18  # medians of three but for the first of each calibration
+    assert len(found.readings) == 36  # medians of three but for the first of each calibration
     assert [one.slowdown for one in found.kernels] == [1.0, 1.0, 1.13, 1.5]
     assert [one.seconds for one in found.kernels] == pytest.approx([worker.seconds] * 4)
     assert [one.samples.minimum for one in found.kernels[2:]] == pytest.approx(
