@@ -26,6 +26,9 @@ _ROUNDS, _TOGETHER, _TOGETHER_BYTES = 3, 100, 2**28
 """Raw samples of a kernel in a pass, in turns with those of so many others or of so many bytes:
 making a kernel's tensors takes longer than a sample.
 """
+_LEAST_ROUND_S = 0.03
+"""Length of a round below which the next one would meet the same interference: then a pass has one.
+"""
 _SAME_SPEED = 1.2
 """Least times of the core's work, relative to each other, that are of the same undisturbed core: on
 AMD Zen 3 they are up to 1.18, beside a co-tenant on the same core 1.5 and more.
@@ -278,7 +281,9 @@ class Timing:
         ]
         self._n_passes += 1
         begin, together, n_bytes = self.clock.now(), list[_Call](), 0
-        each_s = 2 * _ROUNDS * self.group.repeats.sample_s
+        round_s = 2 * self.group.repeats.sample_s * min(len(visits), _TOGETHER)
+        n_rounds = _ROUNDS if round_s >= _LEAST_ROUND_S else 1
+        each_s = 2 * n_rounds * self.group.repeats.sample_s
         for _, index, is_extra in sorted(visits):
             ahead_s = self.clock.now() - begin + each_s * len(together)
             if len(self._taken) >= _LEAST_POINTS and ahead_s > allowance_s:
@@ -294,9 +299,9 @@ class Timing:
             together.append(made)
             n_bytes += made.n_bytes
             if len(together) == _TOGETHER or n_bytes >= _TOGETHER_BYTES:
-                self._sample_in_turns(together)
+                self._sample_in_turns(together, n_rounds)
                 together, n_bytes = [], 0
-        self._sample_in_turns(together)
+        self._sample_in_turns(together, n_rounds)
 
     def _made(self, index: int, is_extra: bool) -> _Call | None:
         """A warm call of a point, the number of calls in a raw sample known; None if refused."""
@@ -320,10 +325,10 @@ class Timing:
         n_bytes = sum(one.numel * one.item_bytes for one in op.inputs)
         return _Call(index, call, n_bytes, is_extra)
 
-    def _sample_in_turns(self, calls: Sequence[_Call]) -> None:
+    def _sample_in_turns(self, calls: Sequence[_Call], n_rounds: int) -> None:
         """Rounds of a raw sample of each call, of those that want one."""
         n_samples, best_s = self.group.repeats.n_samples, self.clock.best_s()
-        for _ in range(_ROUNDS):
+        for _ in range(n_rounds):
             for one in calls:
                 taken = self._taken[one.index]
                 if not one.is_extra and (

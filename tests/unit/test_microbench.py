@@ -344,8 +344,8 @@ def test_a_group_is_timed_point_by_point_and_the_unplayable_are_named() -> None:
     assert (kernel.family, kernel.threads, kernel.samples.values) == (
         "pointwise",
         2,
-        pytest.approx((1e-3,) * 3),
-    )  # two agree in the first pass, and one of the second
+        pytest.approx((1e-3,) * 2),
+    )  # they agree
     assert found.refused == ("mine.odd.default: this torch has no such operator",)
     assert sum(seen) == 2
     assert found.n_unsteady == 0
@@ -359,12 +359,6 @@ def relus(count: int, n_samples: int, sample_s: float = 1e-9) -> Group:
         ),
         Repeats(sample_s, n_samples),
     )
-
-
-@pytest.fixture
-def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass takes one sample of each kernel."""
-    monkeypatch.setattr("dlperf.microbench.timing._ROUNDS", 1)
 
 
 def test_a_pass_samples_short_kernels_in_turns_and_long_ones_once(
@@ -383,6 +377,7 @@ def test_a_pass_samples_short_kernels_in_turns_and_long_ones_once(
         return call
 
     monkeypatch.setattr("dlperf.microbench.operator_benchmark.build", build)
+    monkeypatch.setattr("dlperf.microbench.timing._LEAST_ROUND_S", 0.0)
     timing = Timing(relus(3, 9), 1, ticks.clock())
     timing.take([0, 1, 2], lambda _: None)
     # One call of each tells how long it takes, and each sample of a short one follows a warm call.
@@ -402,7 +397,6 @@ def test_kernels_that_never_had_the_whole_core_are_counted() -> None:
     )  # twice the wanted passes, and all samples are kept
 
 
-@pytest.mark.usefixtures("one_round")
 def test_where_time_is_short_points_are_left_out_in_the_order_of_their_rank() -> None:
     whole = time_group(relus(40, 4), 1, lambda _: None, Ticks(1e-3).clock())
     assert (len(whole.kernels), whole.n_left_out) == (40, 0)
@@ -429,7 +423,6 @@ def test_elementwise_kernels_that_stand_for_others_come_first() -> None:
         assert first & {variant[0] for variant in description.fallbacks[:3]}
 
 
-@pytest.mark.usefixtures("one_round")
 def test_every_pass_adds_a_sample_to_what_the_first_had_time_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -502,7 +495,6 @@ def taken(*pairs: tuple[float, bool], best_s: float = 0.0) -> _Taken:
     return _Taken(raw, [], 1)
 
 
-@pytest.mark.usefixtures("one_round")
 def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
     lost = [0]
     timing = Timing(relus(2, 4), 1, replace(Ticks(1e-3).clock(), switches=lambda: lost[0]))
@@ -530,7 +522,6 @@ def test_half_the_samples_are_enough_where_they_agree(
     assert found.wants(n_samples, 0.0) is wanted
 
 
-@pytest.mark.usefixtures("one_round")
 def test_where_time_is_short_kernels_without_an_undisturbed_sample_come_first() -> None:
     timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
     for index in range(40):
@@ -607,7 +598,6 @@ def test_parts_of_a_sample_tell_how_much_longer_a_disturbed_call_takes() -> None
     assert sampler.slowed == [(pytest.approx(1.5e-4), pytest.approx(1.5))]
 
 
-@pytest.mark.usefixtures("one_round")
 def test_a_sample_that_a_slow_core_judged_is_disturbed() -> None:
     """The core was slow from the start on: nothing showed it until it was fast for once."""
     best_s = [1.5]
@@ -625,7 +615,6 @@ def test_a_sample_that_a_slow_core_judged_is_disturbed() -> None:
     assert (samples.values, samples.n_disturbed) == (pytest.approx((1e-3,)), 1)
 
 
-@pytest.mark.usefixtures("one_round")
 def test_what_memory_runs_out_for_later_is_not_wanted_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
