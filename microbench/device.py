@@ -29,7 +29,7 @@ from dlperf.core.operators import Op
 from dlperf.core.shelf import data_sheet_machine
 from dlperf.core.text import counted
 from dlperf.core.units import format_seconds
-from dlperf.microbench.plan import design, log_pick, share
+from dlperf.microbench.plan import design, log_pick
 from dlperf.microbench.progress import progress_of
 from dlperf.ops import counts
 
@@ -39,6 +39,9 @@ _TF32_CAPABILITY = 8
 _SQUARES = (1024, 2048, 4096, 8192)
 _UNARY = {"quick": ("relu",), "full": ("relu", "sigmoid", "tanh"), "thorough": ("relu", "sigmoid",
           "tanh", "exp", "silu")}  # fmt: skip
+N_PRODUCTS = {"quick": 12, "full": 240, "thorough": 480}
+N_CONVOLUTIONS = {"quick": 16, "full": 240, "thorough": 480}
+"""Of each dtype."""
 _LARGEST_FRAC = 0.1
 """Share of the memory that the operands of a kernel may take."""
 _MOST_FLOPS = 1.2e12
@@ -94,7 +97,7 @@ class DevicePoint:
         settings = {"device": device, "dtype": getattr(torch, str(self.cells["dtype"]))}
         operands = [torch.rand(spec.shape, **settings).sub_(0.5) for spec in self.op.inputs]
         if self.family == "elementwise":
-            function = getattr(torch, str(self.cells["op"]))
+            function = getattr(torch.ops.aten, str(self.cells["op"]))
             return lambda: function(operands[0])
         if self.family == "gemm":
             product = torch.bmm if "batch" in self.cells else torch.mm
@@ -137,10 +140,9 @@ def plan(mode: str, memory_bytes: int) -> list[DevicePoint]:
     True
     """
     points = [*_squares(), *_elementwise(mode)]
-    n_products, n_convolutions = share(mode, 12, 240), share(mode, 16, 240)
     for dtype in DTYPES:
-        points += islice(_products(dtype), n_products)
-        points += islice(_convolutions(dtype), n_convolutions)
+        points += islice(_products(dtype), N_PRODUCTS[mode])
+        points += islice(_convolutions(dtype), N_CONVOLUTIONS[mode])
     most_bytes = _LARGEST_FRAC * memory_bytes
     return [
         point for point in points if point.bytes() <= most_bytes and point.flops() <= _MOST_FLOPS

@@ -326,13 +326,21 @@ def device(monkeypatch: pytest.MonkeyPatch) -> MadeUpDevice:
     monkeypatch.setattr(torch, "get_device_module", lambda _: made_up)
     monkeypatch.setattr(device_microbench, "DTYPES", ("float32", "bfloat16"))
     monkeypatch.setattr(device_microbench, "_SQUARES", (32, 64))
-    monkeypatch.setattr(
-        device_microbench, "share", lambda mode, quick, full: {"quick": 4, "full": 8}[mode]
-    )
+    for name in ("N_PRODUCTS", "N_CONVOLUTIONS"):
+        monkeypatch.setattr(device_microbench, name, {"quick": 4, "full": 8})
     return made_up
 
 
 CPU = torch.device("cpu")
+
+
+def test_every_operator_of_a_thorough_plan_can_be_called() -> None:
+    smallest = {}
+    for point in sorted(plan("thorough", 2**20), key=lambda point: -point.bytes()):
+        smallest[point.op.packet] = point
+    assert {"aten.silu", "aten.exp", "aten.mm", "aten.convolution"} <= {*smallest}
+    for point in smallest.values():
+        point.call(CPU)()
 
 
 def test_a_plan_fits_the_memory_and_has_every_family() -> None:
