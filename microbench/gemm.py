@@ -42,10 +42,16 @@ def linear(m: int, n: int, k: int, dtype: str = "float32", orientation: str = "N
     )
 
 
-def batched(b: int, m: int, n: int, k: int, transposed: bool) -> Op:
-    """b independent products (m x k)(k x n), the second operand transposed or not."""
-    second = TensorSpec((b, k, n), (k * n, 1, k) if transposed else (k * n, n, 1))
-    return Op("aten.bmm.default", (TensorSpec.contiguous(b, m, k), second))
+def batched(b: int, m: int, n: int, k: int, orientation: str = "NN") -> Op:
+    """b independent products (m x k)(k x n)."""
+    first, second = (
+        TensorSpec((b, *one.shape), (one.numel, *one.strides), one.dtype)
+        for one in (
+            operand(m, k, orientation[0] == "T", "float32"),
+            operand(k, n, orientation[1] == "T", "float32"),
+        )
+    )
+    return Op("aten.bmm.default", (first, second))
 
 
 def _fits(mode: str, m: int, n: int, k: int) -> bool:
@@ -84,7 +90,7 @@ def _batched(mode: str, index: int, u: float, v: float, w: float, x: float) -> P
         or b * max(m * n, n * k, m * k) > _MAX_ELEMENTS / 2
     ):
         return None
-    return Point("bmm", batched(b, m, n, k, turn(index, 2, 1) == 1))
+    return Point("bmm", batched(b, m, n, k, ORIENTATIONS[turn(index, 3, 1)]))
 
 
 def _tiny(index: int, u: float, v: float, w: float, x: float) -> Point | None:
@@ -94,7 +100,7 @@ def _tiny(index: int, u: float, v: float, w: float, x: float) -> Point | None:
     b, m, n, k = log_pick(u, 2, 4096), log_pick(v, 1, 32), log_pick(w, 1, 32), log_pick(x, 1, 64)
     if m * n * k >= 400:
         return None
-    return Point("bmm", batched(b, m, n, k, turn(index, 2) == 1))
+    return Point("bmm", batched(b, m, n, k, ORIENTATIONS[turn(index, 3)]))
 
 
 def groups(mode: str, dtypes: tuple[str, ...], times: int = 1) -> list[Group]:
@@ -118,7 +124,7 @@ def groups(mode: str, dtypes: tuple[str, ...], times: int = 1) -> list[Group]:
             points = tuple(Point("gemm", op) for op in ops)
             found.append(Group(f"gemm {dtype} {orientation}", points, repeats(mode)))
     batches = filled(share(mode, 12, 60, times), 4, partial(_batched, mode))
-    batches += filled(share(mode, 4, 10, times), 4, _tiny, 5000)
+    batches += filled(share(mode, 6, 18, times), 4, _tiny, 5000)
     found.append(Group("batched gemm", tuple(batches), repeats(mode)))
     # The peak: large square products, long enough to reach it; every mode needs this ceiling.
     peak = tuple(

@@ -192,7 +192,7 @@ def _moves(index: int, u: float, v: float, w: float) -> list[Op]:
     tokens, lines, half = T(rows, dtype="int64"), T(rows, width), max(1, width // 2)
     side = log_pick(v, 2, 64)
     image = T(max(1, rows // 16), 16, side, side)
-    size, fits = rows * width, rows * width <= _MAX_ELEMENTS
+    fits = rows * width <= _MAX_ELEMENTS
     return chosen(
         (
             fits and table * width <= 4 * _MAX_ELEMENTS,
@@ -226,17 +226,14 @@ def _moves(index: int, u: float, v: float, w: float) -> list[Op]:
             fits and image.numel <= _MAX_ELEMENTS // 2,
             [Op("aten.constant_pad_nd.default", (image, (1, 1, 1, 1), 0.0))],
         ),
-        (
-            turn(index, 3, 1) == 0
-            and size <= _MAX_ELEMENTS // 2
-            and table * width <= _MAX_ELEMENTS,
-            embedding_bag(rows, width, table, index),
-        ),
     )
 
 
-def embedding_bag(rows: int, width: int, table: int, index: int) -> list[Op]:
+def embedding_bags(index: int, u: float, v: float, w: float) -> list[Op]:
     """Sums or means of an embedding's rows, in bags of up to 16, forward and backward."""
+    rows, width, table = log_pick(u, 1, 16384), log_pick(v, 4, 512), log_pick(w, 64, 2**17)
+    if max(rows, table) * width > _MAX_ELEMENTS:
+        return []
     bags, mode = max(1, rows // (1 + turn(index, 16, 3))), turn(index, 2, 2)
     tokens, offsets = T(rows, dtype="int64"), T(bags, dtype="int64")
     return [
@@ -355,6 +352,7 @@ def groups(mode: str) -> list[Group]:
         ("pooling", "pool", _pools, 8, 24),
         ("rows", "rows", _rows, 8, 24),
         ("moves", "moves", _moves, 12, 20),
+        ("embedding bags", "moves", embedding_bags, 4, 16),
         ("attention", "attention", _attention, 12, 44),
         ("recurrent", "recurrent", _recurrent, 6, 40),
         ("images", "images", images, 5, 10),

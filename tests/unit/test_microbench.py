@@ -91,7 +91,7 @@ def test_operands_lie_in_memory_as_torch_lays_them() -> None:
     assert (left.shape, left.strides) == ((8, 16), torch.empty(16, 8).t().stride())
     assert right.is_contiguous
     assert (
-        gemm.batched(3, 8, 4, 16, True).inputs[1].strides
+        gemm.batched(3, 8, 4, 16, "NT").inputs[1].strides
         == torch.empty(3, 4, 16).transpose(1, 2).stride()
     )
 
