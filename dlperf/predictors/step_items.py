@@ -379,7 +379,7 @@ class StepItems:
             if layer.is_leaf and n_calls:
                 penalty_s = self.caches.cold_start_s("module", last[name])
                 yield self._call(name, "forward", n_calls * body_s + penalty_s, "module body")
-            if n_parameters:
+            if n_parameters and n_calls:
                 seconds = n_calls * n_parameters * lookup_s
                 yield self._call(name, "forward", seconds, "parameter look-up")
             if layer.n_instructions:

@@ -260,7 +260,9 @@ def layer_columns(
 def error_columns(
     lines_by_predictor: Mapping[str, Sequence[TreeLine]], phases: Sequence[str]
 ) -> tuple[Column, ...]:
-    """Each layer's measured time beside the error of each predictor."""
+    """Each layer's measured time beside the error of each predictor; the rows are those of the first
+    one, of which another may have no time.
+    """
     first = next(iter(lines_by_predictor.values()))
     columns = [Column("layer", tuple(map(_label, first)), align_left=True)]
     for rank, phase in enumerate(phases):
@@ -268,7 +270,8 @@ def error_columns(
             ("actual", "actual", first),
             *((printable(predictor), "err", own) for predictor, own in lines_by_predictor.items()),
         ):
-            cells = _cells(name, (line.phase(phase) for line in lines))
+            known = {(line.layer, line.kind): line.phase(phase) for line in lines}
+            cells = _cells(name, (known.get((line.layer, line.kind)) for line in first))
             columns.append(Column(title, cells, phase, rank))
     return tuple(columns)
 

@@ -280,6 +280,18 @@ def test_several_predictors() -> None:
     assert "Layers, error of each predictor" in report.to_text(80)
 
 
+def test_predictors_need_not_have_the_same_rows() -> None:
+    """A layer of which one predictor knows nothing."""
+    whole, _ = cases.cnn()
+    items = [item for item in cases.cnn_items() if item.layer != "classifier"]
+    partial = cases.prediction(cases.cnn_trace(), items, predictor="another")
+    for both in ([whole, partial], [partial, whole]):
+        report = compare(both, cases.cnn_measurement())
+        text = report.to_markdown()
+        assert "error of each predictor" in text
+        assert "classifier" in text
+
+
 def test_unpriced_ops_are_named_and_counted() -> None:
     items = [*cases.cnn_items(), Item("features.0", "forward", 100 * US, "DRAM", "unpriced", op=0)]
     prediction = cases.prediction(cases.cnn_trace(), items)
