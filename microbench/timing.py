@@ -77,10 +77,10 @@ class _Raw:
     is_extra: bool = False
 
 
-def agree(seconds: Sequence[float], count: int) -> bool:
+def _agree(seconds: Sequence[float], count: int) -> bool:
     """Whether there are so many times, the least of which agree.
 
-    >>> agree([1.0, 2.0, 1.01], 2), agree([1.0, 2.0, 1.01], 3), agree([1.0], 2)
+    >>> _agree([1.0, 2.0, 1.01], 2), _agree([1.0, 2.0, 1.01], 3), _agree([1.0], 2)
     (True, False, False)
     """
     least = sorted(seconds)[:count]
@@ -121,7 +121,7 @@ class _Taken:
         """
         usual = self.usual()
         clean = usual.clean(best_s)
-        if agree([one.seconds for one in _least_by_pass(clean)], max(2, n_samples // 2)):
+        if _agree([one.seconds for one in _least_by_pass(clean)], max(2, n_samples // 2)):
             return False
         n_wanted = math.ceil(n_samples / 2) if self.is_long else n_samples
         n_passes = len({one.number for one in usual.raw})
@@ -131,7 +131,7 @@ class _Taken:
 
     def is_sure(self, number: int, best_s: float) -> bool:
         """Whether two undisturbed samples of a pass agree."""
-        return agree([one.seconds for one in self.clean(best_s) if one.number == number], 2)
+        return _agree([one.seconds for one in self.clean(best_s) if one.number == number], 2)
 
     def usual(self) -> _Taken:
         """What a kernel has that gets one sample in a pass."""

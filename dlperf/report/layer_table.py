@@ -260,8 +260,8 @@ def layer_columns(
 def error_columns(
     lines_by_predictor: Mapping[str, Sequence[TreeLine]], phases: Sequence[str]
 ) -> tuple[Column, ...]:
-    """Each layer's measured time beside the error of each predictor; the rows are those of the first
-    one, of which another may have no time.
+    """Each layer's measured time beside the error of each predictor. Rows are those of the first
+    one; another may have no time for some.
     """
     first = next(iter(lines_by_predictor.values()))
     columns = [Column("layer", tuple(map(_label, first)), align_left=True)]
