@@ -164,7 +164,7 @@ def tensor(spec: TensorSpec, generator: torch.Generator, zeros: bool = False) ->
     if dtype.is_floating_point and not zeros:
         begin = int(torch.randint((_N_BLOCKS - 1) * _BLOCK, (), generator=generator))
         block = _drawn(dtype)[begin : begin + min(extent, _BLOCK)]
-        memory = block.repeat(max(1, math.ceil(extent / _BLOCK)))[:extent]
+        memory = block.repeat(math.ceil(extent / _BLOCK))[:extent]
     elif dtype == torch.bool:
         memory = torch.ones(extent, dtype=dtype)
     else:

@@ -322,8 +322,7 @@ class Timing:
             taken.is_long = call_s >= _ONE_CALL_S
             n_calls = math.ceil(repeats.sample_s / call_s) if call_s > 0 else repeats.max_calls
             taken.n_calls = 1 if taken.is_long else min(n_calls, repeats.max_calls)
-        n_bytes = sum(one.numel * one.item_bytes for one in op.inputs)
-        return _Call(index, call, n_bytes, is_extra)
+        return _Call(index, call, sum(one.nbytes for one in op.inputs), is_extra)
 
     def _sample_in_turns(self, calls: Sequence[_Call], n_rounds: int) -> None:
         """Rounds of a raw sample of each call, of those that want one."""

@@ -281,15 +281,16 @@ def test_several_predictors() -> None:
 
 
 def test_predictors_need_not_have_the_same_rows() -> None:
-    """A layer of which one predictor knows nothing."""
+    """A layer that was not measured, of which one predictor alone knows."""
     whole, _ = cases.cnn()
     items = [item for item in cases.cnn_items() if item.layer != "classifier"]
     partial = cases.prediction(cases.cnn_trace(), items, predictor="another")
+    measured = cases.cnn_measurement(without=["classifier"])
     for both in ([whole, partial], [partial, whole]):
-        report = compare(both, cases.cnn_measurement())
-        text = report.to_markdown()
-        assert "error of each predictor" in text
-        assert "classifier" in text
+        text = compare(both, measured).to_markdown().split("error of each predictor")[1]
+        rows = text.strip().split("\n\n")[0].splitlines()
+        assert any("classifier" in line for line in rows) is (both[0] is whole)
+        assert len({line.count("|") for line in rows}) == 1
 
 
 def test_unpriced_ops_are_named_and_counted() -> None:
