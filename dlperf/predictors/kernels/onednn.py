@@ -18,8 +18,12 @@ _HALF_BLOCK = 8
 """Channels of a block with vectors of 256 bits (aBcd8b)."""
 _GROUP_CHANNELS = {BLOCK: 4, _HALF_BLOCK: 8}
 """By the channels of a block, those of a group whose multiples have kernels of their own."""
-_PLAIN_WEIGHT_CHANNELS = 3
-"""Up to a given number of input channels the gradient of the weight reads the image as it is."""
+_PLAIN_WEIGHT_CHANNELS = {BLOCK: (1, 2, 3), _HALF_BLOCK: (3,)}
+"""By the channels of a block, the input channels with which the gradient of the weight reads the
+image as it is.
+"""
+_WIDEST_256 = 13
+"""Longest row of a kernel for which vectors of 256 bits have a gradient of the weight."""
 _DEPTHWISE_WEIGHT_SIDE = 3
 """The longest kernel for which the gradient of a depthwise convolution's weight has a kernel of its
 own.
@@ -90,6 +94,23 @@ class Window:
         )
 
     @property
+    def output_fits_256(self) -> bool:
+        """Whether kernels of 256 bits compute the output: they hold three results of a row, or all,
+        and padding is to lie beside one such group; longer kernels know stride or padding, not
+        both.
+        """
+        is_short = self.kernel[-1] <= 7 or not (self.is_strided and max(self.padding) > 0)
+        return is_short and self.padding[-1] <= min(3, self.out[-1])
+
+    @property
+    def input_fits_256(self) -> bool:
+        """Whether kernels of 256 bits compute the gradient of the input: they hold up to seven
+        results of a row, beyond which no tap may reach over an end.
+        """
+        reach = self.dilation[-1] * (self.kernel[-1] - 1) - self.padding[-1]
+        return reach <= min(7, self.image[-1])
+
+    @property
     def fits_stride(self) -> bool:
         """Whether the kernel is a multiple of the stride along every axis."""
         return all(side % step == 0 for side, step in zip(self.kernel, self.stride))
@@ -150,12 +171,17 @@ def forward_implementation(
     if groups > 1 and c_in == c_out == 1:
         return "gemm" if len(window.kernel) == 3 and window.is_dilated else "blocked"
     if groups > 1:
-        return "blocked" if _are_whole(c_in, c_out, _GROUP_CHANNELS[block]) else "gemm"
+        fits = block == BLOCK or window.output_fits_256
+        return "blocked" if fits and _are_whole(c_in, c_out, _GROUP_CHANNELS[block]) else "gemm"
     is_one_tap = math.prod(window.kernel) == 1
     if is_one_tap and window.is_padded_far:
         return "gemm"
     has_own = window.is_point or (is_one_tap and block < BLOCK)
-    return "blocked" if c_in >= block or has_own else "first"
+    if has_own:
+        return "blocked"
+    if block < BLOCK and not window.output_fits_256:
+        return "gemm"
+    return "blocked" if c_in >= block else "first"
 
 
 def _are_whole(c_in: int, c_out: int, channels: int) -> bool:
@@ -196,7 +222,7 @@ def weight_implementation(
     if groups == 1 and (window.is_point or (math.prod(window.kernel) == 1 and block < BLOCK)):
         return "blocked"
     whole = _are_whole(c_in, c_out, BLOCK) if groups > 1 else c_in >= BLOCK
-    plain = groups == 1 and c_in <= _PLAIN_WEIGHT_CHANNELS
+    plain = groups == 1 and c_in in _PLAIN_WEIGHT_CHANNELS[block]
     far = d > 1 and window.is_padded_far
     dilated_far = window.is_dilated and (d == 3 or (d == 2 and window.is_strided))
     if d == 3 and window.image[0] < window.kernel[0]:
@@ -207,6 +233,8 @@ def weight_implementation(
         size >= side for size, side in zip(window.image, window.kernel)
     )
     if not halves or window.is_dilated or (d == 3 and max(window.padding) > 0):
+        return "gemm"
+    if block < BLOCK and window.kernel[-1] > _WIDEST_256:
         return "gemm"
     if block == BLOCK:
         return "half"
@@ -224,9 +252,10 @@ def input_implementation(
         return "gemm" if len(window.kernel) == 3 or window.is_dilated else "blocked"
     if window.is_strided and window.is_dilated:
         return "gemm"
+    fits = block == BLOCK or window.is_point or window.input_fits_256
     if groups == 1:
-        return "strided" if window.is_strided else "blocked"
-    own = _are_whole(c_in, c_out, _GROUP_CHANNELS[block])
+        return "strided" if window.is_strided else "blocked" if fits else "gemm"
+    own = fits and _are_whole(c_in, c_out, _GROUP_CHANNELS[block])
     if window.is_strided and c_out > (block if own else _HALF_BLOCK):
         return "strided"
     gaps = any(step > side for step, side in zip(window.stride, window.kernel))
