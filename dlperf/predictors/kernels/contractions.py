@@ -195,8 +195,8 @@ def _convolution(op: Op, threads: int, block: int) -> KernelDescription | None:
     n_in, n_out = n * c_in * pixels, n * c_out * out
     # What is put into blocks of channels and back; where the last block is partly empty, by slower
     # code.
-    moved_in = 0 if is_product or implementation == "first" else n_in
-    moved_out = 0 if is_product else n_out
+    moved_in = 0 if is_product or implementation == "first" else n * padded(c_in, block) * pixels
+    moved_out = 0 if is_product else n * padded(c_out, block) * out
     work = (
         products,
         stores * window.fits_stride,
