@@ -24,6 +24,7 @@ from dlperf.core.caching import cached_by_identity
 from dlperf.core.machine import EXACT, Kernel, KernelModelFit, Machine
 from dlperf.core.trace import Op
 from dlperf.models.roofline import time_s
+from dlperf.ops.registry import is_in_place
 from dlperf.ops.roofs import roofs_of
 from dlperf.predictors.cache_model import CacheModel
 from dlperf.predictors.device_kernels import describe_on
@@ -44,8 +45,10 @@ Variant = tuple[str, ...]
 Rows = list[tuple[KernelDescription, Kernel]]
 _ENOUGH_POINTS = 2
 """Points of a variant below which the model of a fallback is preferred."""
-_NEAR_POINTS, _FAMILY_POINTS = 1.0, 0.1
-"""For how many points of a variant its fallbacks count together, and the rest of its family."""
+_RELATED_POINTS = 0.01
+"""For how many points of a variant its fallbacks count together, and the rest of its family: enough
+to decide what its own points leave open.
+"""
 _WIDE_RANGE = 64.0
 """Ratio of the largest to the smallest work of a variant's kernels above which its model separates
 the time of the call from that of the work.
@@ -149,10 +152,19 @@ class KernelCostModel:
         return self._described(self._sort_of_variant(variant)).get(variant, [])
 
     def describe(self, op: Op) -> KernelDescription | None:
-        """Description of an operator's kernel on this machine."""
+        """Description of an operator's kernel on this machine.
+
+        To its terms of work comes the time in which STREAM triad moves as many bytes: so times
+        bend where operands leave a cache, at sizes between the measured ones, too.
+        """
         if self.machine.data_sheet is not None:
             return describe_on(self.machine, op)
-        return describe(op, self.threads, block_of(self.machine.cpu.flags))
+        found = describe(op, self.threads, block_of(self.machine.cpu.flags))
+        if found is None or len(found.terms) == 1 or not self.machine.bandwidths:
+            return found
+        n_bytes = streamed_bytes(op)
+        stream_s = n_bytes * float(self.caches.seconds_per_byte(np.array([n_bytes]))[0])
+        return replace(found, terms=(*found.terms, stream_s))
 
     def _sort_of(self, op: Op) -> tuple[str, ...]:
         """The sort of an operator; on a device its name."""
@@ -253,10 +265,7 @@ class KernelCostModel:
         if not near + rest:
             return None
         counts = np.concatenate(
-            [
-                np.full(len(rows), n_points / max(1, len(rows)))
-                for rows, n_points in ((near, _NEAR_POINTS), (rest, _FAMILY_POINTS))
-            ]
+            [np.full(len(rows), _RELATED_POINTS / max(1, len(rows))) for rows in (near, rest)]
         )
         terms = stacked([description for description, _ in near + rest])[1]
         times_s = np.array([kernel.seconds for _, kernel in near + rest])
@@ -385,6 +394,19 @@ class KernelCostModel:
         if name not in self._costs:
             self._costs[name] = self.machine.cost_value(name, self.threads, default=0.0)
         return self._costs[name]
+
+
+def streamed_bytes(op: Op) -> int:
+    """Bytes of an op's operands, and of a result as large as the largest, but in place. Kernels of
+    a machine file have no results whose bytes could be counted.
+
+    >>> from dlperf.core.trace import TensorSpec
+    >>> one = TensorSpec.contiguous(10)
+    >>> [streamed_bytes(Op(f"aten.{name}.default", (one, one))) for name in ("mul", "mul_")]
+    [120, 80]
+    """
+    held = [spec.nbytes for spec in op.inputs]
+    return sum(held) + (0 if is_in_place(op.packet) else max(held, default=0))
 
 
 def _without_pass(family: str) -> str:

@@ -162,7 +162,8 @@ class CarriedCostModel(KernelCostModel):
             rows = self._rows(variant)
             self._ratios[variant] = np.zeros((0, 0)), np.zeros(0)
             if rows:
-                features, terms = stacked([description for description, _ in rows])
+                described = (self.profiled.describe(kernel.op) for _, kernel in rows)
+                features, terms = stacked([one for one in described if one is not None])
                 there_s, _ = self.profiled.kernel_model(variant).predict(features, terms)
                 here_s = np.array([kernel.seconds for _, kernel in rows])
                 known = (there_s > 0) & (here_s > 0)
