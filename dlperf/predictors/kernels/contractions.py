@@ -42,6 +42,7 @@ def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) ->
     """
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batch = math.prod(a.shape[:-2])
+    in_loops = kind == "bmm" and m * n * k < _LOOPS
     # Kernels compute whole tiles of results, or cut what is left into parts, each of which takes as
     # long: which, depends on the library and its vectors.
     tiles = [
@@ -50,7 +51,8 @@ def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) ->
         for rows, columns in (sides, sides[::-1])
     ]
     parts = (m * k * remainders(n), n * k * remainders(m))
-    amounts = (1, m * n * k, m * n, m * k, n * k, *(tile * k for tile in tiles), *parts)
+    blocked = (*(tile * k for tile in tiles), *parts)
+    amounts = (1, m * n * k, m * n, m * k, n * k, *((0,) * len(blocked) if in_loops else blocked))
     # Below a tile every size is a case of its own: there the coordinates are three times as long.
     features = (
         log2(m),
@@ -65,7 +67,7 @@ def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) ->
         log2(batch),
     )
     implementations: tuple[str, ...] = ("vector", "matrix") if min(m, n) == 1 else ("matrix",)
-    if kind == "bmm" and m * n * k < _LOOPS:
+    if in_loops:
         implementations = ("loops", *implementations)
     variants = (
         (name, dtype, implementation)
