@@ -57,6 +57,8 @@ _EXTRAPOLATED, _BY_FALLBACK = 2.0, 3.5
 """How many times larger errors are outside the measured range, and of another variant's model:
 kernels left out of full calibrations.
 """
+_MAX_PASSES = 3.0
+"""Upper bound of how often a kernel streams its operands."""
 _MAX_CALL_RATIO = 4.0
 """Upper bound of a call's time, in usual calls of its family, without such a range."""
 
@@ -199,7 +201,7 @@ class KernelCostModel:
             self._models[variant] = KernelModel.fit(
                 *self._points(variant),
                 hyperparameters,
-                self._max_call_s(variant),
+                self._most(variant),
                 earlier,
                 None if earlier else self._related(variant),
             )
@@ -211,17 +213,17 @@ class KernelCostModel:
 
     def refit(self, variant: Variant) -> KernelModel:
         """Model of a measured variant with hyperparameters that are searched anew."""
-        points, max_call_s = self._points(variant), self._max_call_s(variant)
+        points, most = self._points(variant), self._most(variant)
         related = self._related(variant)
-        found = fit_hyperparameters(*points, max_call_s, related)
+        found = fit_hyperparameters(*points, most, related)
         found = replace(found, signal=float(f"{found.signal:.4g}"))  # as in a file
-        return KernelModel.fit(*points, found, max_call_s, related=related)
+        return KernelModel.fit(*points, found, most, related=related)
 
     def checksum(self, variant: Variant) -> int:
-        """CRC-32 of what the fit to a variant rests on: its points, the upper bound of its call,
-        and the times of all other kernels.
+        """CRC-32 of what the fit to a variant rests on: its points, the upper bounds of its
+        weights, and the times of all other kernels.
         """
-        points = [*self._points(variant), np.array(self._max_call_s(variant)), self._sampled_s]
+        points = [*self._points(variant), self._most(variant), self._sampled_s]
         return zlib.crc32(b"".join(array.tobytes() for array in points))
 
     @cached_property
@@ -275,6 +277,17 @@ class KernelCostModel:
         """Family of a variant's kernels, but for those that were measured for a target."""
         families = (kernel.family for _, kernel in self._rows(variant))
         return next((family for family in families if family != EXACT), EXACT)
+
+    def _most(self, variant: Variant) -> Array:
+        """Upper bounds (q,) of the weights of a variant's terms: of its call and of its streaming,
+        which in the measured range other terms may resemble, but not beyond.
+        """
+        most = np.full(len(self._rows(variant)[0][0].terms), math.inf)
+        if len(most) > 1 and self.machine.data_sheet is None:
+            most[-1] = _MAX_PASSES
+        if len(most) > 1:
+            most[0] = self._max_call_s(variant)
+        return most
 
     def _max_call_s(self, variant: Variant) -> float:
         """Upper bound in seconds of a variant's call, whatever its work.

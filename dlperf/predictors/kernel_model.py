@@ -123,16 +123,16 @@ class KernelModel:
         terms: Array,
         times_s: Array,
         hyperparameters: Hyperparameters | None = None,
-        max_call_s: float = math.inf,
+        most: Array | None = None,
         earlier: tuple[Array, Array] | None = None,
         related: Related | None = None,
     ) -> KernelModel:
         """Fit to features (n, d) in octaves, terms (n, q) >= 0 and times (n,) > 0 in seconds.
 
-        `max_call_s` bounds the weight of the first term, the call, in seconds. `earlier` are
-        weights and noise of an earlier fit to the same points.
+        `most` (q,) are upper bounds of the weights. `earlier` are weights and noise of an earlier
+        fit to the same points.
         """
-        weights, noise = earlier or (_fit_weights(terms, times_s, max_call_s, related), None)
+        weights, noise = earlier or (_fit_weights(terms, times_s, most, related), None)
         residuals = _residuals(terms, times_s, weights)
         features = _with_length(features, terms, weights)
         if hyperparameters is None or len(hyperparameters.length_scales) != features.shape[1]:
@@ -213,9 +213,9 @@ def _with_length(features: Array, terms: Array, weights: Array) -> Array:
 
 
 def _fit_weights(
-    terms: Array, times_s: Array, max_call_s: float, related: Related | None = None
+    terms: Array, times_s: Array, most: Array | None = None, related: Related | None = None
 ) -> Array:
-    """Weights (q,) of the terms; that of the first one, the call, is at most `max_call_s`.
+    """Weights (q,) of the terms, up to `most` (q,).
 
     Few points leave most weights open, and the least squares would put their noise there. So
     related kernels count a little, their times scaled by the root of the median ratio of the points
@@ -231,9 +231,16 @@ def _fit_weights(
             rows = np.vstack([rows, root[:, None] * others / ratio])
             wanted = np.concatenate([wanted, root])
     weights = _least_squares(rows, wanted)
-    if weights[0] > max_call_s and len(weights) > 1:
-        work = _least_squares(rows[:, 1:], wanted - max_call_s * rows[:, 0])
-        weights = np.array([max_call_s, *work])
+    if most is None:
+        return weights
+    # What exceeds its bound is set to it, and the others are fitted anew.
+    bounded = np.zeros(len(weights), dtype=bool)
+    while (above := ~bounded & (weights > most)).any() and not (bounded | above).all():
+        bounded |= above
+        weights = np.where(bounded, most, 0.0)
+        weights[~bounded] = _least_squares(
+            rows[:, ~bounded], wanted - rows[:, bounded] @ most[bounded]
+        )
     return weights
 
 
@@ -285,14 +292,14 @@ def fit_hyperparameters(
     features: Array,
     terms: Array,
     times_s: Array,
-    max_call_s: float = math.inf,
+    most: Array | None = None,
     related: Related | None = None,
 ) -> Hyperparameters:
     """Hyperparameters of the least mean absolute leave-one-out error.
 
     Two passes of coordinate search; a value changes only where the error falls by 1 % or more.
     """
-    weights = _fit_weights(terms, times_s, max_call_s, related)
+    weights = _fit_weights(terms, times_s, most, related)
     residuals = _residuals(terms, times_s, weights)
     features = _with_length(features, terms, weights)
     best = default_hyperparameters(features, residuals)

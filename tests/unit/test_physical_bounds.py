@@ -99,7 +99,7 @@ def test_no_price_is_above_the_law_at_the_slowness_that_was_measured() -> None:
 def test_a_call_is_bounded_by_the_shortest_kernel_and_work_carries_the_rest() -> None:
     terms = np.array([[1.0, 1000.0], [1.0, 1100.0]])
     kernel_model = KernelModel.fit(
-        np.log2(terms[:, 1:]), terms, np.array([1e-3, 1.1e-3]), max_call_s=2e-6
+        np.log2(terms[:, 1:]), terms, np.array([1e-3, 1.1e-3]), most=np.array([2e-6, np.inf])
     )
     assert (
         kernel_model.weights == pytest.approx([2e-6, 0.998e-6], rel=0.01)
