@@ -26,6 +26,11 @@ in many readings, but not in all of so many. Fewer do at the first and the last 
 taken at a time: with nine, kernels at the end of a calibration beside a busy co-tenant were divided
 by up to 1.4, while their times and those of other hours agreed.
 """
+_STEADY = 1.1
+"""Median of so many readings over their least up to which that is the machine's state: a clock that
+steps does so for all of them. Beside a co-tenant they scatter (AMD Zen 3: 1.12 to 1.68 in the
+first 15), and the least of a kernel's samples was taken between disturbances.
+"""
 _KEPT_TOGETHER = 3
 """Readings of which the file keeps the median: those that were taken one after the other."""
 _SMALL_S = 1e-5
@@ -117,12 +122,14 @@ class StateCourse:
 
 def lasting(slowdowns: Sequence[float]) -> list[float]:
     """At each place what 45 in a row around it, or 15 at an end, all reach: the largest such
-    slowdown (a morphological opening), or 1 where they are on both sides of it. Edges stay where
-    they are.
+    slowdown (a morphological opening), or 1 where they are on both sides of it or scatter. Edges
+    stay where they are.
 
     >>> lasting([1.0] * 20 + [1.4] * 14 + [1.0] * 20) == [1.0] * 54
     True
-    >>> lasting([1.0] * 20 + [1.1, 1.3] * 23) == [1.0] * 20 + [1.1] * 46
+    >>> lasting([1.0] * 20 + [1.1, 1.2] * 23) == [1.0] * 20 + [1.1] * 46
+    True
+    >>> lasting([1.0] * 20 + [1.1, 1.4, 1.5] * 15) == [1.0] * 65
     True
     >>> lasting([0.8] * 20 + [1.2, 0.9] * 15) == [0.8] * 20 + [1.0] * 30
     True
@@ -137,11 +144,19 @@ def lasting(slowdowns: Sequence[float]) -> list[float]:
 def _opened(values: Sequence[float]) -> list[float]:
     beyond = [math.inf] * (_LASTING - _LASTING_AT_END)
     padded = [*beyond, *values, *beyond]
-    least = [min(padded[at : at + _LASTING]) for at in range(len(padded) - _LASTING + 1)]
+    windows = (padded[at : at + _LASTING] for at in range(len(padded) - _LASTING + 1))
+    least = [_reached(window) for window in windows]
     return [
         max(least[max(0, at - _LASTING_AT_END + 1) : at + len(beyond) + 1])
         for at in range(len(values))
     ]
+
+
+def _reached(window: Sequence[float]) -> float:
+    """What all readings reach, where they agree, else 1."""
+    known = sorted(value for value in window if value < math.inf)
+    is_steady = known[len(known) // 2] <= _STEADY * known[0]
+    return known[0] if is_steady else 1.0
 
 
 def _kernel_at_reference(kernel: Kernel, course: StateCourse, machine: Machine) -> Kernel:
