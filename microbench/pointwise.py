@@ -271,11 +271,15 @@ def _ranked(sizes: list[int]) -> list[tuple[int, int]]:
 
 
 def groups(mode: str, low_precision: bool) -> list[Group]:
-    """Every kernel over sizes from 64 elements to beyond the last cache."""
+    """Every kernel over sizes from 64 elements to beyond most caches; what comes after, the sweeps
+    of bandwidths tell.
+    """
     sizes = _ranked(
-        log_sizes(64, 2**20, 0.2)
-        if mode == "quick"
-        else log_sizes(64, 2**24, 0.35 if mode == "full" else 1.0)
+        {
+            "quick": log_sizes(64, 2**20, 0.2),
+            "full": [64, *(2**exponent for exponent in (12, 15, 18, 20, 21, 22))],
+            "thorough": log_sizes(64, 2**24, 1.0),
+        }[mode]
     )
     few = [(size, 0) for size in log_sizes(64, 2**20, 0.25 if mode == "full" else 0.5)]
 

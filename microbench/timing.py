@@ -130,8 +130,9 @@ class _Taken:
         return len(usual.raw) < _MOST_TIMES * n_wanted and 2 * len(clean) < n_wanted
 
     def is_sure(self, number: int, best_s: float) -> bool:
-        """Whether two undisturbed samples of a pass agree."""
-        return _agree([one.seconds for one in self.clean(best_s) if one.number == number], 2)
+        """Whether two usual undisturbed samples of a pass agree."""
+        clean = self.usual().clean(best_s)
+        return _agree([one.seconds for one in clean if one.number == number], 2)
 
     def usual(self) -> _Taken:
         """What a kernel has that gets one sample in a pass."""

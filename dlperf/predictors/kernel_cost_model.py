@@ -24,6 +24,7 @@ from dlperf.core.caching import cached_by_identity
 from dlperf.core.machine import EXACT, Kernel, KernelModelFit, Machine
 from dlperf.core.trace import Op
 from dlperf.models.roofline import time_s
+from dlperf.ops.operand_bytes import is_view
 from dlperf.ops.registry import is_in_place
 from dlperf.ops.roofs import roofs_of
 from dlperf.predictors.cache_model import CacheModel
@@ -162,7 +163,7 @@ class KernelCostModel:
         if self.machine.data_sheet is not None:
             return describe_on(self.machine, op)
         found = describe(op, self.threads, block_of(self.machine.cpu.flags))
-        if found is None or len(found.terms) == 1 or not self.machine.bandwidths:
+        if found is None or len(found.terms) == 1 or is_view(op) or not self.machine.bandwidths:
             return found
         n_bytes = streamed_bytes(op)
         stream_s = n_bytes * float(self.caches.seconds_per_byte(np.array([n_bytes]))[0])

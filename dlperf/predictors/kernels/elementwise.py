@@ -18,14 +18,13 @@ from dlperf.predictors.kernels.description import (
 # -- views: no kernel at all -----------------------------------------------------------------------
 
 _VIEWS = """
-    view t transpose expand permute unsqueeze select slice detach _unsafe_view squeeze split alias
-    as_strided _local_scalar_dense empty empty_like _reshape_alias unbind split_with_sizes chunk
-    unfold diagonal view_as_real view_as_complex lift_fresh new_empty empty_strided
-    new_empty_strided _conj resolve_conj swapaxes movedim narrow expand_as view_as reshape flatten
-    detach_ set_ resize_ is_same_size sym_size sym_numel item transpose_ t_ squeeze_ unsqueeze_
-    as_strided_ swapaxes_ _indices _values _sparse_coo_tensor_with_dims_and_tensors
-    _linalg_check_errors is_coalesced unsafe_split real imag mT numpy_T unsafe_chunk requires_grad_
-    _has_compatible_shallow_copy_type result_type
+    view t transpose expand permute unsqueeze select slice detach _unsafe_view squeeze alias
+    as_strided _local_scalar_dense empty empty_like _reshape_alias unfold diagonal view_as_real
+    view_as_complex lift_fresh new_empty empty_strided new_empty_strided _conj resolve_conj
+    swapaxes movedim narrow expand_as view_as reshape flatten detach_ set_ resize_ is_same_size
+    sym_size sym_numel item transpose_ t_ squeeze_ unsqueeze_ as_strided_ swapaxes_ _indices
+    _values _sparse_coo_tensor_with_dims_and_tensors _linalg_check_errors is_coalesced real imag
+    mT numpy_T requires_grad_ _has_compatible_shallow_copy_type result_type
 """
 """Operators that make a view or read a size: a call and no kernel."""
 
@@ -33,6 +32,23 @@ _VIEWS = """
 @kernel_features(*aten(_VIEWS))
 def _view(op: Op) -> KernelDescription:
     return described((("view", op.packet.removeprefix("aten.")), ("view", "view")), (), ())
+
+
+@kernel_features(*aten("unbind split split_with_sizes unsafe_split_with_sizes chunk unsafe_split"))
+def _views_of_pieces(op: Op) -> KernelDescription:
+    """One call that makes a view of each piece."""
+    spec, name = tensor(op.args[0]), op.packet.removeprefix("aten.")
+    sizes, axes = (ints(op.args[at]) if len(op.args) > at else () for at in (1, 2))
+    if name == "unbind":
+        n_pieces = spec.shape[(*sizes, 0)[0]]
+    elif name == "chunk":
+        n_pieces = sizes[0]
+    elif len(sizes) > 1:
+        n_pieces = len(sizes)
+    else:
+        n_pieces = math.ceil(spec.shape[(*axes, 0)[0]] / max(1, *sizes, 1))
+    names = dict.fromkeys((name.removeprefix("unsafe_"), "split", "unbind"))
+    return described((("pieces", one) for one in names), (log2(n_pieces),), (n_pieces,))
 
 
 # -- elementwise -----------------------------------------------------------------------------------
