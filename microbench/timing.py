@@ -41,8 +41,10 @@ _APART, _EXTRA = 25, 2
 """One of so many points of a group gets so many more samples in each pass: it tells by how much the
 least of few samples exceeds that of many.
 """
-_ELSEWHERE = 5
-"""For how many points of a group those of all groups count together."""
+_MOST_EXCESSES = 25
+"""Kernels with more samples that tell by how much: those that take about as long, since long calls
+have fewer undisturbed samples (AMD Zen 3, busy: from 0.6 ms on an excess of 4 %, below of none).
+"""
 _MOST_EXCESS = math.log(2.0)
 """Largest excess of one point, up or down, so that a single one decides little."""
 _LEAST_POINTS = 12
@@ -173,6 +175,17 @@ class _Taken:
         return samples, tuple(one.reading for one in rows if one.reading is not None)
 
 
+def _excess(known: Sequence[tuple[float, float]], seconds: float) -> float:
+    """How many times the least of many samples that of few is, at this length of a call.
+
+    >>> round(_excess([(1e-5, 0.0)] * 25 + [(1e-3, 0.1)] * 25, 2e-3), 3)
+    1.105
+    """
+    alike = sorted(known, key=lambda pair: abs(math.log(pair[0] / max(seconds, 1e-9))))
+    logs = [excess for _, excess in alike[:_MOST_EXCESSES]]
+    return math.exp(max(0.0, statistics.fmean(logs))) if logs else 1.0
+
+
 @dataclass(frozen=True)
 class _Call:
     """A call of the point `index`, whose tensors take `n_bytes`."""
@@ -235,9 +248,9 @@ class Timing:
         best_s = self.clock.best_s()
         return [index for index, taken in self._taken.items() if not taken.clean(best_s)]
 
-    def excesses(self, elsewhere: Sequence[tuple[float, float]] = ()) -> list[float]:
-        """Logarithms of how many times the least of all samples that of the usual ones is, of each
-        point with more samples.
+    def excesses(self, elsewhere: Sequence[tuple[float, float]] = ()) -> list[tuple[float, float]]:
+        """Seconds of each point with more samples, and the logarithm of how many times the least of
+        all samples that of the usual ones is.
         """
         best_s, slowed = self.clock.best_s(), self._slowed_with(elsewhere)
         found = []
@@ -247,7 +260,7 @@ class Timing:
                 least_s, usual_s = (one.result(best_s, slowed)[0].minimum for one in (taken, usual))
                 if least_s > 0:
                     excess = math.log(usual_s / least_s)
-                    found.append(max(-_MOST_EXCESS, min(_MOST_EXCESS, excess)))
+                    found.append((least_s, max(-_MOST_EXCESS, min(_MOST_EXCESS, excess))))
         return found
 
     @property
@@ -362,25 +375,26 @@ class Timing:
         return slowed if len(slowed) >= _LEAST_ALIKE else [*slowed, *elsewhere]
 
     def result(
-        self, elsewhere: Sequence[tuple[float, float]] = (), excesses: Sequence[float] = ()
+        self,
+        elsewhere: Sequence[tuple[float, float]] = (),
+        excesses: Sequence[tuple[float, float]] = (),
     ) -> Timed:
         """What the passes so far found: the undisturbed samples of each kernel, or an estimate for
         one that has none, by the slowdowns of the group's kernels, or those `elsewhere` where these
         are too few.
 
-        They are divided by the mean excess of the least of few samples over that of many
-        (:meth:`excesses`), of the group and of all groups. A kernel with more samples has none.
+        They are divided by the mean excess of the least of few samples over that of many, of the
+        kernels of all groups that take about as long (`excesses`, by default the group's own). A
+        kernel with more samples has none.
         """
         best_s, slowed = self.clock.best_s(), self._slowed_with(elsewhere)
-        own = self.excesses(elsewhere)
-        known = [*own, *[statistics.fmean(excesses)] * _ELSEWHERE] if excesses else own
-        excess = math.exp(max(0.0, statistics.fmean(known))) if known else 1.0
+        known = excesses or self.excesses(elsewhere)
         kernels = []
         for index, taken in sorted(self._taken.items()):
             point = self.group.points[index]
             samples, readings = taken.result(best_s, slowed)
             if not any(one.is_extra for one in taken.raw):
-                samples = samples.minus(0.0, excess)
+                samples = samples.minus(0.0, _excess(known, samples.minimum))
             kernels.append(Kernel(point.op, point.family, self.threads, samples, readings))
         n_planned = len(self.group.points) - self._n_further
         return Timed(

@@ -569,7 +569,7 @@ def test_kernels_are_corrected_by_what_few_samples_exceed_many_by() -> None:
     assert [one.samples.minimum for one in others] == [pytest.approx(1e-3)] * 12
     assert repeated.samples == Samples((1.2e-3, 1e-3))
     # Those of all groups count as five.
-    first = timing.result(excesses=[0.0] * 3).kernels[0]
+    first = timing.result(excesses=[(1e-4, 0.0)] * 3).kernels[0]
     assert first.samples.values == (pytest.approx(1.2e-3 / 1.2 ** (1 / 6)),)
 
 
