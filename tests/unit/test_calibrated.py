@@ -29,7 +29,7 @@ from dlperf import Prediction, Trace, predict
 from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import Kernel, Machine
+from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
 from dlperf.core.state import REFERENCE, Reading
 from dlperf.core.trace import (
     BY_HAND,
@@ -111,6 +111,38 @@ def test_an_op_between_measured_ones_is_interpolated() -> None:
     assert row["seconds"] == pytest.approx(mm_s(32, 128, 100), rel=1e-6)
     row = only(priced(trace(relu(5000)), machine()))
     assert (row["source"], row["seconds"]) == ("interpolated", pytest.approx(relu_s(5000)))
+
+
+def test_times_bend_where_operands_leave_a_cache() -> None:
+    """Kernels of 2^14 and 2^22 elements, as fast as triad, whose bandwidth falls to a quarter
+    between 1 and 2 MiB: in between an operand of 1/2 MiB (with its result 1 MiB) takes what triad
+    does, not what lies half-way.
+    """
+    sets = ((2**14, 40e9), (2**20, 40e9), (2**21, 10e9), (2**28, 10e9))
+    sweep = tuple(Bandwidth("triad", 1, n, n, Samples((n / rate,))) for n, rate in sets)
+    kernels = tuple(
+        Kernel(relu(n), "pointwise", 1, Samples((1e-6 + 8 * n / rate,)))
+        for n, rate in ((16, 40e9), (2**14, 40e9), (2**22, 10e9))
+    )
+    found = cost_model_of(Machine(Cpu("x", 1), kernels, sweep), 1)
+    priced_s, _ = found.kernel_s(relu(2**17)) or (0.0, "")
+    assert priced_s == pytest.approx(1e-6 + 2**20 / 40e9, rel=0.02)
+    without = cost_model_of(Machine(Cpu("x", 1), kernels), 1)
+    assert (without.kernel_s(relu(2**17)) or (0.0,))[0] > 1.3 * priced_s
+
+
+def test_a_kernel_streams_its_operands_three_times_at_most() -> None:
+    """What takes longer computes: it takes as long an element in DRAM as in the caches."""
+    sets = ((2**14, 40e9), (2**20, 40e9), (2**21, 10e9), (2**28, 10e9))
+    sweep = tuple(Bandwidth("triad", 1, n, n, Samples((n / rate,))) for n, rate in sets)
+    kernels = tuple(
+        Kernel(relu(n), "pointwise", 1, Samples((1e-6 + 4e-9 * n,))) for n in (16, 2**10, 2**14)
+    )
+    cost_model = cost_model_of(Machine(Cpu("x", 1), kernels, sweep), 1)
+    (variant,) = cost_model.kernels
+    assert cost_model.kernel_model(variant).weights[-1] <= 3.0
+    priced_s, _ = cost_model.kernel_s(relu(2**20)) or (0.0, "")
+    assert priced_s < 1.7 * 4e-9 * 2**20
 
 
 def test_an_op_outside_is_extrapolated_by_the_law() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dlperf.core.errors import DlperfError
-from dlperf.core.trace import Op, Symbol, TensorSpec
+from dlperf.core.trace import Argument, Op, Symbol, TensorSpec
 from dlperf.microbench.conv import backward_of, convolution
 from dlperf.microbench.layers import recurrent
 from dlperf.microbench.plan import MODES
@@ -243,6 +243,25 @@ def test_softmax_pools_norms_and_moves() -> None:
     assert (rows.features, rows.terms[2]) == ((3.0, 4.0, 5.0), 128.0)
     assert described("aten.cat.default", (T(8, 4), T(8, 4)), 1).features == (6.0, 2.0)
     assert described("aten.view.default", T(8), (8,)).terms == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "n_pieces"),
+    [
+        ("unbind.int", (), 30),
+        ("unbind.int", (-1,), 20),
+        ("split.Tensor", (7,), 5),
+        ("split.Tensor", (8, 1), 3),
+        ("unsafe_split.Tensor", (8, 1), 3),
+        ("split_with_sizes.default", ((10, 20),), 2),
+        ("split_with_sizes.default", ((30,),), 1),
+        ("chunk.default", (4, 1), 4),
+    ],
+)
+def test_views_of_pieces_take_time_by_piece(
+    name: str, arguments: tuple[Argument, ...], n_pieces: int
+) -> None:
+    assert described(f"aten.{name}", T(30, 24, 20), *arguments).terms == (1.0, n_pieces)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -568,9 +569,10 @@ def test_kernels_are_corrected_by_what_few_samples_exceed_many_by() -> None:
     *others, repeated = timing.result().kernels
     assert [one.samples.minimum for one in others] == [pytest.approx(1e-3)] * 12
     assert repeated.samples == Samples((1.2e-3, 1e-3))
-    # Those of all groups count as five.
-    first = timing.result(excesses=[(1e-4, 0.0)] * 3).kernels[0]
-    assert first.samples.values == (pytest.approx(1.2e-3 / 1.2 ** (1 / 6)),)
+    # Of all groups those kernels count that take about as long.
+    known = [(1e-5, 0.0)] * 25 + [(1e-3, math.log(1.1))] * 25
+    first = timing.result(excesses=known).kernels[0]
+    assert first.samples.values == (pytest.approx(1.2e-3 / 1.1),)
 
 
 def test_a_disturbed_sample_counts_where_it_is_the_shortest() -> None:

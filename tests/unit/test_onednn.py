@@ -169,6 +169,43 @@ def test_kernels_are_those_that_onednn_takes() -> None:
     assert n_transposed > 60
 
 
+@pytest.mark.process
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX2", reason="conditions of 256-bit kernels"
+)
+def test_kernels_of_256_bits_refuse_rows_that_reach_too_far() -> None:
+    """Kernel, padding, dilation and length of a row around each limit."""
+    rows = [(side, side // 2, 1, 40) for side in (7, 9, 13, 15)]
+    rows += [(side, 0, 1, 40) for side in (8, 9, 14)] + [(3, 4, 4, 40), (3, 8, 8, 40)]
+    asked = [
+        {"n": 16, "c_in": 16, "c_out": 16, "size": (1, length), "kernel": (1, side), "stride": 1}
+        | {"padding": (0, padding), "dilation": (1, dilation), "groups": 1, "transposed": False}
+        for side, padding, dilation, length in rows
+    ]
+    passes = {"forward_training": "output", "backward_data": "input", "backward_weights": "weight"}
+    for (side, padding, dilation, length), implementations in zip(rows, told(asked)):
+        window = Window((1, side), (1, 1), (0, padding), (1, dilation), (1, length))
+        ours = Convolution(16, 16, 1, window, block_of(("avx2",)))
+        for name, implementation in implementations.items():
+            is_product = ours.implementation(passes[name]) == "gemm"
+            assert ("gemm" in implementation) is is_product, (name, window)
+
+
+@pytest.mark.parametrize(
+    ("flags", "channels"), [(("avx2",), [3]), (("avx2", "avx512f"), [1, 2, 3])]
+)
+def test_a_first_layers_weight_has_kernels_for_few_channels(
+    flags: tuple[str, ...], channels: list[int]
+) -> None:
+    window = Window((3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
+    plain = [
+        c_in
+        for c_in in range(1, 8)
+        if Convolution(c_in, 16, 1, window, block_of(flags)).implementation("weight") == "first"
+    ]
+    assert plain == channels
+
+
 def test_products_need_columns_and_no_blocks() -> None:
     # a 5x5 depthwise convolution: blocks for the forward and the gradient of the input, one
     # channel's 25 taps at 8 x 8 places for that of the weight

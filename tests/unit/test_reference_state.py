@@ -185,6 +185,15 @@ def test_a_slowdown_that_ended_shortens_no_later_sample() -> None:
     assert machine.kernels[0].seconds == pytest.approx(1e-4)
 
 
+def test_readings_that_scatter_say_nothing() -> None:
+    """A co-tenant at the beginning: the clock has no such states."""
+    factors = (1.68, 1.37, 1.49, 1.27, 1.65, 1.12, 1.13, 1.46) * 3 + (1.0,) * 60
+    readings = tuple(reading_at(State(core=factor)) for factor in factors)
+    kernel = Kernel(PRODUCT, "x", 1, Samples((1e-4, 1.1e-4)), (3, 10))
+    machine = at_reference(Machine(CPU, (kernel,), readings=readings, reference=REFERENCE))
+    assert machine.kernels[0].slowdown == 1.0
+
+
 def test_one_reading_apart_says_nothing() -> None:
     """A single reading at 3 among others at 1 is an error of the probe, not a state."""
     readings = [reading_at(State())] * 20
