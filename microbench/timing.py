@@ -101,14 +101,15 @@ def _least_by_pass(raw: Sequence[_Raw]) -> list[_Raw]:
 class _Taken:
     """Raw samples of one kernel, and the number of calls in one.
 
-    `slowed_parts` has seconds of the disturbed parts of samples, and how many times the undisturbed
-    ones of the same sample these are.
+    `slow_s` has seconds a call of parts that were disturbed throughout, the median of each sample,
+    and `slowed_parts` these and how many times the undisturbed ones of the same sample they are.
     """
 
     raw: list[_Raw] = field(default_factory=list)
     slowed_parts: list[tuple[float, float]] = field(default_factory=list)
     n_calls: int = 0
     is_long: bool = False
+    slow_s: list[float] = field(default_factory=list)
 
     def clean(self, best_s: float) -> list[_Raw]:
         """The undisturbed samples, where an undisturbed core does its work in `best_s`. What was
@@ -142,14 +143,22 @@ class _Taken:
 
     def slowed(self, best_s: float) -> list[tuple[float, float]]:
         """Seconds when disturbed, and how many times the undisturbed ones these are: of parts of
-        samples, and of the usual disturbed sample over the least undisturbed one.
+        samples, and of the least disturbed sample over the least undisturbed one.
         """
         slow_s = [one.seconds for one in self.raw if one.disturbed]
         least_s = min((one.seconds for one in self.clean(best_s)), default=0.0)
         if not slow_s or not least_s:
             return self.slowed_parts
-        usual_s = statistics.median(slow_s)
-        return [*self.slowed_parts, (usual_s, usual_s / least_s)]
+        return [*self.slowed_parts, (min(slow_s), min(slow_s) / least_s)]
+
+    def shared_core(self, best_s: float) -> float:
+        """How many times longer a call takes while a co-tenant has the same core: the median of
+        such parts of samples over the least undisturbed sample; 0 where there are not both.
+        """
+        least_s = min((one.seconds for one in self.clean(best_s)), default=0.0)
+        if not self.slow_s or not least_s:
+            return 0.0
+        return float(f"{statistics.median(self.slow_s) / least_s:.3g}")
 
     def result(
         self, best_s: float, slowed: Sequence[tuple[float, float]]
@@ -157,21 +166,20 @@ class _Taken:
         """The undisturbed samples and what is shorter than all of them, since disturbances only
         add, in the order taken, and the readings before them.
 
-        Without any, an estimate: the median sample, of an even number the lower one, over the
-        median slowdown of the kernels `slowed` that take about as long; all samples where too few
-        kernels show one.
+        Without any, an estimate: the least sample over the median slowdown of the kernels `slowed`
+        that take about as long; all samples where too few kernels show one.
         """
         clean = self.clean(best_s)
         counts = counting([(one.seconds, one not in clean) for one in self.raw])
         rows = [one for one, counted in zip(self.raw, counts) if counted]
         samples = Samples(tuple(one.seconds for one in rows), len(self.raw) - len(rows))
         if not clean and len(slowed) >= _LEAST_ALIKE:
-            usual = sorted(self.raw, key=lambda one: one.seconds)[(len(self.raw) - 1) // 2]
-            if usual.seconds > 0:
-                alike = sorted(slowed, key=lambda pair: abs(math.log(pair[0] / usual.seconds)))
+            least = min(self.raw, key=lambda one: one.seconds)
+            if least.seconds > 0:
+                alike = sorted(slowed, key=lambda pair: abs(math.log(pair[0] / least.seconds)))
                 factor = statistics.median(factor for _, factor in alike[:_MOST_ALIKE])
-                samples = Samples((usual.seconds / max(1.0, factor),), len(self.raw))
-                rows = [usual]
+                samples = Samples((least.seconds / max(1.0, factor),), len(self.raw))
+                rows = [least]
         return samples, tuple(one.reading for one in rows if one.reading is not None)
 
 
@@ -368,6 +376,7 @@ class Timing:
             _Raw(*pair, reading, best_s, self._n_passes, made.is_extra) for pair in sampler.pairs
         ]
         taken.slowed_parts += sampler.slowed
+        taken.slow_s += sampler.slow_s
 
     def _slowed_with(self, elsewhere: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         """The slowdowns of the group's kernels, with those elsewhere where these are too few."""
@@ -395,7 +404,10 @@ class Timing:
             samples, readings = taken.result(best_s, slowed)
             if not any(one.is_extra for one in taken.raw):
                 samples = samples.minus(0.0, _excess(known, samples.minimum))
-            kernels.append(Kernel(point.op, point.family, self.threads, samples, readings))
+            shared = taken.shared_core(best_s)
+            kernels.append(
+                Kernel(point.op, point.family, self.threads, samples, readings, shared_core=shared)
+            )
         n_planned = len(self.group.points) - self._n_further
         return Timed(
             tuple(kernels),

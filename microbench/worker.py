@@ -19,7 +19,7 @@ from typing import Any
 from dlperf.core import host
 from dlperf.core.child_process import read_job
 from dlperf.core.clock import Clock, CoreSpeed, Samples, involuntary_switches
-from dlperf.core.costs import CORE_SPEED, Cost, CostKey
+from dlperf.core.costs import CORE_SPEED, SHARED_CORE, Cost, CostKey
 from dlperf.core.machine import EXACT, Bandwidth, Machine
 from dlperf.core.state import Reading
 from dlperf.core.state_probe import StateProbe
@@ -236,7 +236,8 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     cpu = host.this_cpu()
     speed = speed or settled_core_speed(mode, job["core_speed_s"])
     clock = speed.clock()
-    states = States(StateProbe(cpu), speed.now, job["n_readings"], _READ_EVERY_S[mode])
+    probe = StateProbe(cpu, is_slow=speed.slow)
+    states = States(probe, speed.now, job["n_readings"], _READ_EVERY_S[mode])
     budget = Clock(speed.now).within(BUDGET_S[mode])
     least = budget.part(LEAST_FRAC[mode])
 
@@ -306,7 +307,9 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         footprints = (
             tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()
         )  # it takes some 5 s
-        costs = (*costs, Cost(CostKey(CORE_SPEED), n_threads, Samples((speed.best_s,))))
+        found = {CostKey(CORE_SPEED): speed.best_s}
+        found |= {CostKey(SHARED_CORE, name): one for name, one in probe.shared_core().items()}
+        costs = (*costs, *(Cost(key, n_threads, Samples((one,))) for key, one in found.items()))
         part = Machine(
             cpu,
             kernels=timed.kernels,

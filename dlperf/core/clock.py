@@ -297,8 +297,9 @@ class Sampler:
 
     `pairs` are all raw samples so far in seconds a call, each with whether it was disturbed.
     `slowed` has the median of the parts of a raw sample that were disturbed throughout, and how
-    many times that of the undisturbed ones it is, of each that has both. `n_calls` is the number of
-    calls in a raw sample, 0 before the first.
+    many times that of the undisturbed ones it is, of each that has both; `slow_s` has that
+    median of each that has such parts. `n_calls` is the number of calls in a raw sample, 0 before
+    the first.
 
     >>> ticks = iter(range(100))
     >>> clock = Clock(now=lambda: float(next(ticks)), switches=lambda: 0)
@@ -317,6 +318,7 @@ class Sampler:
         self._call, self.repeats, self._clock = call, repeats, clock
         self.pairs: list[tuple[float, bool]] = []
         self.slowed: list[tuple[float, float]] = []
+        self.slow_s: list[float] = []
         self.n_calls = n_calls  # where an earlier sampler has not found it, warming up does
 
     @property
@@ -393,9 +395,10 @@ class Sampler:
                 clean.append(seconds / n_calls)
             elif disturbances - before >= THROUGHOUT:
                 slow.append(seconds / n_calls)
+        if slow:
+            self.slow_s.append(statistics.median(slow))
         if clean and slow and (least_s := statistics.median(clean)):
-            usual_s = statistics.median(slow)
-            self.slowed.append((usual_s, usual_s / least_s))
+            self.slowed.append((self.slow_s[-1], self.slow_s[-1] / least_s))
         self.pairs.append(
             (statistics.median(clean), False) if clean else (whole_s / self.n_calls, True)
         )

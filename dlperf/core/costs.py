@@ -30,6 +30,8 @@ class CostKind(NamedTuple):
 CORE_SPEED = "core_speed"
 """Seconds of a fixed piece of work on a core of one's own (:class:`dlperf.core.clock.CoreSpeed`).
 """
+SHARED_CORE = "shared_core"
+"""How many times longer a probe takes while a co-tenant has the same core."""
 CACHE_MISS, COLD_START = "cache_miss", "cold_start"
 PAGE_EVICTION, CODE_EVICTION = "page_allocation_eviction", "instruction_cache_pressure"
 COLD_STARTS = (COLD_START, PAGE_EVICTION, CODE_EVICTION)
@@ -43,6 +45,7 @@ LOADER_BYTE = "loader_byte"
 
 KINDS = {
     CORE_SPEED: CostKind(),
+    SHARED_CORE: CostKind("factor", MEDIAN),
     **dict.fromkeys(
         (
             "boxed_call native_call module_call module_body parameter_lookup python_instruction"

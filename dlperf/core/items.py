@@ -12,6 +12,7 @@ from dlperf.core.state import State
 
 BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
 SOURCES = ("measured", "interpolated", "extrapolated", "data-sheet", "unpriced")
+_LEAST_FACTOR = 0.1
 KEPT_FRAC = 0.4
 """An item whose resources move keeps its bound down to this part of the bound's share before."""
 
@@ -30,6 +31,9 @@ class Item:
 
     `parts` are the fractions of the seconds that move with other bounds than `bound`. `needs` are
     the fractions that resources take at least, whatever the others do: their rooflines.
+
+    `response` is by which part its main part and its arithmetic take longer where short work does
+    by 1 (:attr:`dlperf.core.state.State.sharing`); None where they move with their bounds.
     """
 
     layer: str
@@ -42,6 +46,7 @@ class Item:
     share: float = 1.0
     parts: Shares = ()
     needs: Shares = ()
+    response: float | None = None
 
 
 class ItemTimes:
@@ -53,7 +58,9 @@ class ItemTimes:
         t' = max(sum over b of p_b f_b, max over b of n_b f_b)
 
     Parts add up to t, and no need exceeds it, so at f = 1 the time is t; it falls with no f_b, and
-    never below a need.
+    never below a need. Of an item with a response r its main part, its arithmetic, and its need of
+    that have 1 + r s in the place of f_b, s the sharing of the core: what a co-tenant on the same
+    core leaves depends on the kernel.
     """
 
     def __init__(self, items: Sequence[Item]) -> None:
@@ -72,11 +79,25 @@ class ItemTimes:
         np.add.at(self._parts, (np.arange(len(items)), self.main), rest)
         self._parts *= seconds[:, None]
         self._needs *= seconds[:, None]
+        known = [(at, item.response) for at, item in enumerate(items) if item.response is not None]
+        self._responding = np.array([at for at, _ in known], dtype=int)
+        self._responses = np.array([response for _, response in known], dtype=float)
+
+    def _factors(self, state: State) -> tuple[Array, Array]:
+        """Slowdown of each part and of each need (n, bounds)."""
+        usual = np.array([state.factor(bound) for bound in BOUNDS])
+        needs = np.tile(usual, (len(self.items), 1))
+        own = np.maximum(1.0 + self._responses * state.sharing, _LEAST_FACTOR)
+        needs[self._responding, BOUNDS.index("compute")] = own
+        parts = needs.copy()
+        parts[self._responding, self.main[self._responding]] = own
+        return parts, needs
 
     def seconds(self, state: State) -> Array:
         """Seconds of each item at a state (n,)."""
-        factors = _factors(state)
-        return np.asarray(np.maximum(self._parts @ factors, (self._needs * factors).max(axis=1)))
+        of_parts, of_needs = self._factors(state)
+        parts_s = (self._parts * of_parts).sum(axis=1)
+        return np.asarray(np.maximum(parts_s, (self._needs * of_needs).max(axis=1)))
 
     def extremes(self, state: State) -> tuple[float, float]:
         """Seconds of all items under the two extreme assumptions on how resources overlap.
@@ -84,25 +105,27 @@ class ItemTimes:
         Entirely: an item moves as a whole with what bounds it, down to its needs. Not at all: each
         need is a part of the item's time of its own.
         """
-        factors = _factors(state)
-        least = (self._needs * factors).max(axis=1)
+        of_parts, of_needs = self._factors(state)
+        main = of_parts[np.arange(len(self.items)), self.main]
+        least = (self._needs * of_needs).max(axis=1)
         whole = self._parts.sum(axis=1)
-        overlapping = np.maximum(whole * factors[self.main], least)
+        overlapping = np.maximum(whole * main, least)
         sums = self._needs.sum(axis=1)
         needs = self._needs * (whole / np.maximum(np.maximum(sums, whole), 1e-300))[:, None]
         rest = whole - needs.sum(axis=1)
-        serial = np.maximum(needs @ factors + rest * factors[self.main], least)
+        serial = np.maximum((needs * of_needs).sum(axis=1) + rest * main, least)
         return float(overlapping.sum()), float(serial.sum())
 
     def moved(self, state: State) -> tuple[Item, ...]:
         """The items at a state. A need that is longer than all parts becomes the bound; else the
         largest share of the time where that of the old bound has fallen below KEPT_FRAC of what it
-        was. So factors that do not concern an item leave its bound.
+        was. So factors that do not concern an item leave its bound. From there they move with
+        their bounds alone.
         """
-        factors = _factors(state)
+        of_parts, of_needs = self._factors(state)
         before = np.maximum(self._parts, self._needs)[np.arange(len(self.items)), self.main]
         whole = np.maximum(self._parts.sum(axis=1), self._needs.max(axis=1))
-        parts, needs = self._parts * factors, self._needs * factors
+        parts, needs = self._parts * of_parts, self._needs * of_needs
         seconds = np.maximum(parts.sum(axis=1), needs.max(axis=1))
         weights = np.maximum(parts, needs)
         now = weights[np.arange(len(self.items)), self.main]
@@ -118,13 +141,10 @@ class ItemTimes:
                 bound=BOUNDS[main],
                 parts=_shares(part, main) if item.parts else (),
                 needs=_shares(need) if item.needs else (),
+                response=None,
             )
             for item, now_s, main, part, need in rows
         )
-
-
-def _factors(state: State) -> Array:
-    return np.array([state.factor(bound) for bound in BOUNDS])
 
 
 def _shares(fracs: Array, but: int = -1) -> Shares:

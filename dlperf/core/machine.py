@@ -389,6 +389,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     "threads": kernel.threads,
                     **samples_to_json(kernel.samples),
                     **state_to_json(kernel),
+                    **({"shared_core": kernel.shared_core} if kernel.shared_core else {}),
                 }
             )
         return {
@@ -444,7 +445,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
         def kernel(entry: str, row: KernelRecord) -> Kernel:
             op = Op(row.op.name, *arguments_from_json(row.op.args, row.op.kwargs, tensors, entry))
-            state = row.readings, row.slowdown
+            state = row.readings, row.slowdown, row.shared_core or 0.0
             return Kernel(op, row.family, row.threads, samples_from_record(row), *state)
 
         return cls(

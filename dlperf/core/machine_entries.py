@@ -50,6 +50,8 @@ class Kernel:
 
     While a calibration goes on, `readings` are the numbers of the machine's readings before its
     last samples; `slowdown` is that of the others: of the least sample over the reference state.
+    `shared_core` is how many times longer a call takes while a co-tenant has the same core, 0 where
+    none had.
     """
 
     op: Op
@@ -58,6 +60,7 @@ class Kernel:
     samples: Samples
     readings: tuple[int, ...] = ()
     slowdown: float = 1.0
+    shared_core: float = 0.0
 
     @property
     def seconds(self) -> float:

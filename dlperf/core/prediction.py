@@ -56,6 +56,12 @@ class Prices:
         """The price list with every item changed."""
         return replace(self, items=tuple(map(change, self.items)))
 
+    def by_bound(self) -> Prices:
+        """The price list whose items move with their bounds alone, as with resources that change
+        for good.
+        """
+        return self.map_items(lambda item: replace(item, response=None))
+
     def at_state(self, state: State, others: Sequence[State] = ()) -> Prices:
         """The price list of the reference state at another one, as
         :class:`dlperf.core.items.ItemTimes` moves items.
@@ -180,7 +186,7 @@ class PredictedStep:
         """The same prediction with factors on the machine's resources."""
         if not factors.changed:
             return self
-        prices = self.prices.at_state(factors.state)
+        prices = self.prices.by_bound().at_state(factors.state)
         machine = factors.of_machine(self.machine)
         return replace(self, prices=prices, machine=machine, what_if=factors)
 

@@ -90,6 +90,16 @@ class State:
         part = PARTS.get(bound)
         return 1.0 if part is None else float(getattr(self, part))
 
+    @property
+    def sharing(self) -> float:
+        """By which part short work within a core's own caches takes longer: the mean of both
+        probes. A co-tenant on the same core slows it, and other work by its response.
+
+        >>> round(State(interpreter=1.6, private_cache=1.4).sharing, 6)
+        0.5
+        """
+        return (self.private_cache + self.interpreter) / 2.0 - 1.0
+
     def describe(self) -> str:
         """The state in words.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import mmap
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +18,9 @@ import numpy.typing as npt
 
 from dlperf.core import host
 from dlperf.core.blas import one_blas_thread
+from dlperf.core.clock import quantile
 from dlperf.core.machine_entries import Cpu
-from dlperf.core.state import Reading, reading_of
+from dlperf.core.state import LEAST, Reading, reading_of
 from dlperf.core.units import KIB, MIB
 
 DRAM_BYTES = 128 * MIB
@@ -37,6 +39,8 @@ N_ROUNDS = 100
 100 rounds and to 7.0 % with 28; the steps varied by 9.5 %. Without pauses: after one of 10 ms the
 core's probe took 1.2 times as long.
 """
+_OF_SHARING = ("private_cache", "interpreter")
+_ENOUGH_JUDGED = 10
 _VECTOR = np.arange(32.0)
 _MATRIX = np.arange(16.0).reshape(4, 4) + 4.0 * np.eye(4)
 _COPY_BYTES = 8 * 2**20
@@ -103,8 +107,14 @@ def take_reading(rounds: int = N_ROUNDS) -> Reading:
 class StateProbe:
     """Probes one core of a machine; :meth:`read` takes about 10 ms a round."""
 
-    def __init__(self, cpu: Cpu, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+    def __init__(
+        self,
+        cpu: Cpu,
+        now: Callable[[], float] = time.perf_counter,
+        is_slow: Callable[[], bool] | None = None,
+    ) -> None:
+        self._now, self._is_slow = now, is_slow
+        self._judged: dict[str, list[tuple[float, int]]] = {name: [] for name in _OF_SHARING}
         private, *others = working_sets_bytes(cpu)
         self._copies = [
             (_mapped(size // 2), _mapped(size // 2), max(1, _COPY_BYTES // size)) for size in others
@@ -134,12 +144,33 @@ class StateProbe:
         shared_s, dram_s = (
             self._time(partial(np.copyto, to, source), count) for source, to, count in self._copies
         )
-        product_s, private_s = (
-            self._time(partial(np.matmul, factors, factors, products), count)
-            for (factors, products), count in ((self._few, _CORE_CALLS), (self._many, 2))
-        )
-        code_s = self._time(_call_much_code, 2)
+        (few, to_few), (many, to_many) = self._few, self._many
+        product_s = self._time(partial(np.matmul, few, few, to_few), _CORE_CALLS)
+        private_s = self._judge("private_cache", partial(np.matmul, many, many, to_many))
+        code_s = self._judge("interpreter", _call_much_code)
         return Reading(product_s, code_s, private_s, shared_s, dram_s, self._touch_s())
+
+    def _judge(self, name: str, call: Callable[[], object]) -> float:
+        """Seconds of two calls of a probe, which are judged by the core before and after."""
+        if self._is_slow is None:
+            return self._time(call, 2)
+        before = self._is_slow()
+        seconds = self._time(call, 2)
+        self._judged[name].append((seconds, before + self._is_slow()))
+        return seconds
+
+    def shared_core(self) -> dict[str, float]:
+        """How many times longer than at the reference the probes of
+        :attr:`dlperf.core.state.State.sharing` take between two moments in which the core was slow;
+        of those that had enough such, and others.
+        """
+        found = {}
+        for name, judged in self._judged.items():
+            slow_s = [seconds for seconds, n_slow in judged if n_slow == 2]
+            if min(len(slow_s), len(judged) - len(slow_s)) >= _ENOUGH_JUDGED:
+                least_s = quantile([seconds for seconds, _ in judged], LEAST)
+                found[name] = statistics.median(slow_s) / least_s
+        return found
 
     def _time(self, call: Callable[[], object], count: int = 1) -> float:
         """Seconds of a call; of several, after one that warms the caches."""

@@ -47,6 +47,7 @@ def op_items(
     sources: Sequence[str],
     parts: Sequence[Shares] = (),
     needs: Sequence[Shares] = (),
+    responses: Sequence[float | None] = (),
 ) -> list[Item]:
     """Items of a trace's ops, one for each layer that shares an op."""
     return [
@@ -60,6 +61,7 @@ def op_items(
             share=share,
             parts=parts[index] if parts else (),
             needs=needs[index] if needs else (),
+            response=responses[index] if responses else None,
         )
         for index, op in enumerate(trace.ops)
         for layer, share in op.layer_shares

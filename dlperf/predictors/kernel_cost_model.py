@@ -21,6 +21,7 @@ import numpy as np
 
 from dlperf.core.blas import one_blas_thread
 from dlperf.core.caching import cached_by_identity
+from dlperf.core.costs import SHARED_CORE
 from dlperf.core.machine import EXACT, Kernel, KernelModelFit, Machine
 from dlperf.core.trace import Op
 from dlperf.models.roofline import time_s
@@ -64,6 +65,9 @@ _MAX_CALL_RATIO = 4.0
 """Upper bound of a call's time, in usual calls of its family, without such a range."""
 
 
+_FAMILY_WEIGHT = 0.2
+"""Weight of a family's response beside the variant's own kernels, of which one as long has 4."""
+_MOST_RESPONSE = 3.0
 _UNKNOWN_ERROR = 1.0
 """Standard deviation of ln t of a variant with fewer than three points; these come first."""
 
@@ -317,6 +321,63 @@ class KernelCostModel:
         if not found:
             return self.cost_s("boxed_call") + self.cost_s("native_call")
         return statistics.median(found)
+
+    @cached_property
+    def _probes_response(self) -> float:
+        """By which part the probes of short work take longer on a core that a co-tenant shares, in
+        the mean; 0 where that was not seen.
+        """
+        names = ("private_cache", "interpreter")
+        costs = [
+            cost
+            for cost in self.machine.costs_of(SHARED_CORE, threads=self.threads)
+            if cost.key.of in names
+        ]
+        parts = [cost.value - 1.0 for cost in costs]
+        return max(0.0, statistics.fmean(parts)) if len(parts) == len(names) else 0.0
+
+    @cached_property
+    def _shared_by_family(self) -> dict[str, tuple[Array, Array]]:
+        """Of kernels that met a co-tenant log2 of seconds (n,), and by which part they took longer
+        (n,), by family; of all under no name.
+        """
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for kernels in self._sorts.values():
+            for one in kernels:
+                if one.shared_core:
+                    point = math.log2(one.seconds), one.shared_core - 1.0
+                    found[one.family].append(point)
+                    found[""].append(point)
+        return {name: (np.array(of)[:, 0], np.array(of)[:, 1]) for name, of in found.items()}
+
+    def response(self, priced: PricedKernel | None, seconds: float) -> float | None:
+        """By which part an op takes longer on a shared core where short work does by 1
+        (:attr:`dlperf.core.items.Item.response`): a mean of kernels that met a co-tenant, of the
+        variants of its sub-kernels, those that take about as long the more. None where the
+        calibration met none.
+        """
+        if self._probes_response <= 0.0 or not self._shared_by_family:
+            return None
+        pieces = [] if priced is None else priced.sub_kernels
+        longer_s = math.fsum(one.seconds * self._shared(one.variant, one.seconds) for one in pieces)
+        whole_s = math.fsum(one.seconds for one in pieces)
+        part = longer_s / whole_s if whole_s > 0 else self._shared(None, seconds)
+        return min(max(part, 0.0) / self._probes_response, _MOST_RESPONSE)
+
+    def _shared(self, variant: Variant | None, seconds: float) -> float:
+        """By which part a kernel of a variant takes longer on a shared core."""
+        at = math.log2(max(seconds, 1e-9))
+        rows = [] if variant is None else self._rows(variant)
+        family = "" if variant is None else self.family(variant)
+        logs, parts = self._shared_by_family.get(family) or self._shared_by_family[""]
+        prior = float(np.average(parts, weights=1.0 / (0.5 + np.abs(logs - at)) ** 2))
+        own = [
+            (1.0 / (0.5 + abs(math.log2(kernel.seconds) - at)) ** 2, kernel.shared_core - 1.0)
+            for _, kernel in rows
+            if kernel.shared_core
+        ]
+        weights = [_FAMILY_WEIGHT, *(weight for weight, _ in own)]
+        return float(np.average([prior, *(part for _, part in own)], weights=weights))
 
     @cached_property
     def _fits(self) -> dict[Variant, KernelModelFit]:

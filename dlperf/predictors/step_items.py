@@ -344,7 +344,13 @@ class StepItems:
             self.overheads_s,
             self.operands_s,
         )
-        return op_items(self.trace, seconds, found.bounds, self.source, found.parts, found.needs)
+        responses = [
+            self.cost_model.response(priced, kernel_s)
+            for priced, kernel_s in zip(self.priced, self.kernel_s)
+        ]
+        return op_items(
+            self.trace, seconds, found.bounds, self.source, found.parts, found.needs, responses
+        )
 
     def _call(
         self, layer: str, phase: str, seconds: float, what: str, source: str = "measured"

@@ -111,6 +111,7 @@ class KernelRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     threads: Threads  #: Number of threads.
     readings: tuple[Whole, ...] = ()  #: Readings before its samples, of an unfinished calibration.
     slowdown: Slowdown = 1.0  #: Of the least sample over the reference state.
+    shared_core: Slowdown | None = None  #: While a co-tenant has the same core.
 
 
 class MachineRecord(Struct, gc=False):
