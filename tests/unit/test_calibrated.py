@@ -131,6 +131,36 @@ def test_times_bend_where_operands_leave_a_cache() -> None:
     assert (without.kernel_s(relu(2**17)) or (0.0,))[0] > 1.3 * priced_s
 
 
+def test_kernels_respond_to_a_shared_core_as_their_variant_does() -> None:
+    """Products took 1.3 times as long beside a co-tenant, relus 1.9 times, short work 1.5 times: a
+    product's response is about 0.6, a relu's 1.8, an unknown kernel's between them.
+    """
+    whole = machine(
+        {CostKey("shared_core", name): 1.5 for name in ("private_cache", "interpreter")}
+    )
+    assert {cost.key for cost in whole.costs} == {
+        CostKey("shared_core", "private_cache"),
+        CostKey("shared_core", "interpreter"),
+    }
+    kernels = tuple(
+        replace(kernel, shared_core=1.3 if "mm" in kernel.op.packet else 1.9)
+        for kernel in whole.kernels
+    )
+    cost_model = cost_model_of(replace(whole, kernels=kernels), 1)
+    product, other = cost_model.modelled([mm(32, 128, 100), relu(5000)])
+    assert product is not None
+    assert other is not None
+    assert cost_model.response(product, 0.0) == pytest.approx(0.6, abs=0.02)
+    assert cost_model.response(other, 0.0) == pytest.approx(1.8, abs=0.02)
+    assert 0.6 < (cost_model.response(None, 1e-5) or 0.0) < 1.8
+    step = trace(mm(32, 128, 100))
+    items = step_items.StepItems(step, cost_model, analyse(step, "tuned"), True).items()
+    assert next(item.response for item in items if item.op == 0) == pytest.approx(0.6, abs=0.02)
+    # Without probes, or kernels that met a co-tenant, items move with their bounds.
+    assert cost_model_of(whole, 1).response(product, 0.0) is None
+    assert cost_model_of(replace(whole, kernels=kernels, costs=()), 1).response(product, 0) is None
+
+
 def test_a_kernel_streams_its_operands_three_times_at_most() -> None:
     """What takes longer computes: it takes as long an element in DRAM as in the caches."""
     sets = ((2**14, 40e9), (2**20, 40e9), (2**21, 10e9), (2**28, 10e9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -131,6 +132,24 @@ def test_only_the_touches_of_new_pages_are_timed() -> None:
     assert next(ticks) == 2
 
 
+@pytest.mark.usefixtures("small")
+def test_probes_tell_how_much_longer_they_take_on_a_shared_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A co-tenant comes and goes: short calls take 1.6 times as long beside it."""
+    is_slow = [False]
+    probe = StateProbe(CPU, is_slow=lambda: is_slow[0])
+    monkeypatch.setattr(probe, "_time", lambda call, count=1: 1.6 if is_slow[0] else 1.0)
+    monkeypatch.setattr(probe, "_touch_s", lambda: 1.0)
+    for number in range(27):
+        assert probe.shared_core() == {}
+        is_slow[0] = number % 3 == 0
+        probe._round()
+    is_slow[0] = True
+    probe._round()
+    assert probe.shared_core() == pytest.approx({"private_cache": 1.6, "interpreter": 1.6})
+
+
 # -- prices at a state -----------------------------------------------------------------------------
 
 
@@ -149,6 +168,24 @@ def test_items_move_by_what_bounds_them() -> None:
     )
     same = prices({"DRAM": 1.0}, low_factor=0.8, high_factor=1.3)
     assert same.at_state(REFERENCE) == same
+
+
+def test_a_kernel_moves_with_a_shared_core_by_its_response() -> None:
+    """Half of a second is arithmetic, a quarter waits for DRAM, a quarter is the call. Short work
+    takes 1.5 times as long: the kernel 1.3 times with a response of 0.6, whatever the core's probe
+    says. What-if factors move it with its bound.
+    """
+    parts = (("DRAM", 0.25), ("overhead", 0.25))
+    item = Item("fc", "forward", 1.0, "compute", "measured", parts=parts, response=0.6)
+    at = State(core=1.7, interpreter=1.6, private_cache=1.4, dram=1.2)
+    (moved,) = Prices((item,)).at_state(at).items
+    assert moved.seconds == pytest.approx(0.5 * 1.3 + 0.25 * 1.2 + 0.25 * 1.6)
+    assert moved.response is None
+    faster = Prices((item,)).by_bound().at_state(State(core=0.5)).items[0]
+    assert faster.seconds == pytest.approx(0.75)
+    need = replace(item, parts=(), needs=(("compute", 1.0), ("DRAM", 1.0)))
+    assert Prices((need,)).at_state(at).items[0].seconds == pytest.approx(1.3)
+    assert Prices((need,)).at_state(replace(at, dram=2.0)).items[0].seconds == pytest.approx(2.0)
 
 
 def test_the_interval_contains_most_of_the_other_states() -> None:

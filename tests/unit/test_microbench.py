@@ -598,6 +598,17 @@ def test_parts_of_a_sample_tell_how_much_longer_a_disturbed_call_takes() -> None
     sampler.take()
     assert sampler.pairs == [(pytest.approx(1e-4), False)]
     assert sampler.slowed == [(pytest.approx(1.5e-4), pytest.approx(1.5))]
+    assert sampler.slow_s == [pytest.approx(1.5e-4)]
+
+
+def test_a_kernel_keeps_how_much_longer_it_takes_on_a_shared_core() -> None:
+    timing = Timing(relus(3, 3), 1)
+    timing._taken = {index: taken((1e-3, False), (1.4e-3, True)) for index in range(3)}
+    timing._taken[0].slow_s += [1.5e-3, 1.6e-3, 9e-3]
+    timing._taken[1].raw = [one for one in timing._taken[1].raw if one.disturbed]
+    timing._taken[1].slow_s += [1.5e-3]
+    found = [kernel.shared_core for kernel in timing.result().kernels]
+    assert found == [1.6, 0.0, 0.0]
 
 
 def test_a_sample_that_a_slow_core_judged_is_disturbed() -> None:
