@@ -153,12 +153,13 @@ class _Taken:
 
     def shared_core(self, best_s: float) -> float:
         """How many times longer a call takes while a co-tenant has the same core: the median of
-        such parts of samples over the least undisturbed sample; 0 where there are not both.
+        such parts of samples over the least undisturbed sample, at least 1; 0 where there are not
+        both.
         """
         least_s = min((one.seconds for one in self.clean(best_s)), default=0.0)
         if not self.slow_s or not least_s:
             return 0.0
-        return float(f"{statistics.median(self.slow_s) / least_s:.3g}")
+        return float(f"{max(1.0, statistics.median(self.slow_s) / least_s):.3g}")
 
     def result(
         self, best_s: float, slowed: Sequence[tuple[float, float]]

@@ -53,6 +53,18 @@ def op_bytes(op: Op) -> int:
     return (find(BYTES, op.packet) or once_each)(op)
 
 
+def streamed_bytes(op: Op) -> int:
+    """Bytes of an op's operands, and of a result as large as the largest, but in place. Kernels of
+    a machine file have no results whose bytes could be counted.
+
+    >>> one = TensorSpec.contiguous(10)
+    >>> [streamed_bytes(Op(f"aten.{name}.default", (one, one))) for name in ("mul", "mul_")]
+    [120, 80]
+    """
+    held = [spec.nbytes for spec in op.inputs]
+    return sum(held) + (0 if is_in_place(op.packet) else max(held, default=0))
+
+
 def is_view(op: Op) -> bool:
     """Whether the op touches no element: a view, metadata, uninitialised memory."""
     return any(name in VIEWS for name in names_of(op.packet))

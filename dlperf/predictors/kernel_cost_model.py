@@ -21,12 +21,10 @@ import numpy as np
 
 from dlperf.core.blas import one_blas_thread
 from dlperf.core.caching import cached_by_identity
-from dlperf.core.costs import SHARED_CORE
 from dlperf.core.machine import EXACT, Kernel, KernelModelFit, Machine
 from dlperf.core.trace import Op
 from dlperf.models.roofline import time_s
-from dlperf.ops.operand_bytes import is_view
-from dlperf.ops.registry import is_in_place
+from dlperf.ops.operand_bytes import is_view, streamed_bytes
 from dlperf.ops.roofs import roofs_of
 from dlperf.predictors.cache_model import CacheModel
 from dlperf.predictors.device_kernels import describe_on
@@ -48,9 +46,7 @@ Rows = list[tuple[KernelDescription, Kernel]]
 _ENOUGH_POINTS = 2
 """Points of a variant below which the model of a fallback is preferred."""
 _RELATED_POINTS = 0.01
-"""For how many points of a variant its fallbacks count together, and the rest of its family: enough
-to decide what its own points leave open.
-"""
+"""For how many points of a variant its fallbacks count together, and the rest of its family."""
 _WIDE_RANGE = 64.0
 """Ratio of the largest to the smallest work of a variant's kernels above which its model separates
 the time of the call from that of the work.
@@ -65,9 +61,6 @@ _MAX_CALL_RATIO = 4.0
 """Upper bound of a call's time, in usual calls of its family, without such a range."""
 
 
-_FAMILY_WEIGHT = 0.2
-"""Weight of a family's response beside the variant's own kernels, of which one as long has 4."""
-_MOST_RESPONSE = 3.0
 _UNKNOWN_ERROR = 1.0
 """Standard deviation of ln t of a variant with fewer than three points; these come first."""
 
@@ -154,15 +147,13 @@ class KernelCostModel:
             self._by_sort[sort] = dict(found)
         return self._by_sort[sort]
 
-    def _rows(self, variant: Variant) -> Rows:
+    def rows(self, variant: Variant) -> Rows:
         """Measured kernels of a variant with their descriptions."""
         return self._described(self._sort_of_variant(variant)).get(variant, [])
 
     def describe(self, op: Op) -> KernelDescription | None:
-        """Description of an operator's kernel on this machine.
-
-        To its terms of work comes the time in which STREAM triad moves as many bytes: so times
-        bend where operands leave a cache, at sizes between the measured ones, too.
+        """Description of an operator's kernel on this machine. Its last term is the time in which
+        STREAM triad moves as many bytes: times bend where operands leave a cache.
         """
         if self.machine.data_sheet is not None:
             return describe_on(self.machine, op)
@@ -186,13 +177,13 @@ class KernelCostModel:
         enough points, else with any; None where none was measured.
         """
         variants = (description.variant, *description.fallbacks)
-        measured = [variant for variant in variants if self._rows(variant)]
-        enough = (one for one in measured if len(self._rows(one)) >= _ENOUGH_POINTS)
+        measured = [variant for variant in variants if self.rows(variant)]
+        enough = (one for one in measured if len(self.rows(one)) >= _ENOUGH_POINTS)
         return next(enough, measured[0] if measured else None)
 
     def _has_wide_range(self, variant: Variant) -> bool:
         """Whether the work of a variant's kernels, as the sum of their terms, differs widely."""
-        amounts = [sum(description.terms[1:]) for description, _ in self._rows(variant)]
+        amounts = [sum(description.terms[1:]) for description, _ in self.rows(variant)]
         return max(amounts) >= _WIDE_RANGE * min(amounts)
 
     def kernel_model(self, variant: Variant) -> KernelModel:
@@ -250,7 +241,7 @@ class KernelCostModel:
 
     def _points(self, variant: Variant) -> tuple[Array, Array, Array]:
         """Features (n, d), terms (n, q) and seconds (n,) of a variant's kernels."""
-        rows = self._rows(variant)
+        rows = self.rows(variant)
         return *stacked([description for description, _ in rows]), np.array(
             [kernel.seconds for _, kernel in rows], dtype=float
         )
@@ -259,7 +250,7 @@ class KernelCostModel:
         """Kernels whose times are sums of the same terms as those of a variant: of its fallbacks,
         and of its family, forward and backward.
         """
-        own, family = self._rows(variant)[0][0], _without_pass(self.family(variant))
+        own, family = self.rows(variant)[0][0], _without_pass(self.family(variant))
         near: Rows = []
         rest: Rows = []
         for one, (other_family, rows) in self._sampled.items():
@@ -280,17 +271,16 @@ class KernelCostModel:
 
     def family(self, variant: Variant) -> str:
         """Family of a variant's kernels, but for those that were measured for a target."""
-        families = (kernel.family for _, kernel in self._rows(variant))
+        families = (kernel.family for _, kernel in self.rows(variant))
         return next((family for family in families if family != EXACT), EXACT)
 
     def _most(self, variant: Variant) -> Array:
         """Upper bounds (q,) of the weights of a variant's terms: of its call and of its streaming,
         which in the measured range other terms may resemble, but not beyond.
         """
-        most = np.full(len(self._rows(variant)[0][0].terms), math.inf)
-        if len(most) > 1 and self.machine.data_sheet is None:
-            most[-1] = _MAX_PASSES
+        most = np.full(len(self.rows(variant)[0][0].terms), math.inf)
         if len(most) > 1:
+            most[-1] = math.inf if self.machine.data_sheet else _MAX_PASSES
             most[0] = self._max_call_s(variant)
         return most
 
@@ -300,7 +290,7 @@ class KernelCostModel:
         The shortest kernel; without a wide range of work also a multiple of a usual call of the
         family.
         """
-        rows = self._rows(variant)
+        rows = self.rows(variant)
         shortest_s = min(kernel.seconds for _, kernel in rows)
         if self._has_wide_range(variant):
             return shortest_s
@@ -321,63 +311,6 @@ class KernelCostModel:
         if not found:
             return self.cost_s("boxed_call") + self.cost_s("native_call")
         return statistics.median(found)
-
-    @cached_property
-    def _probes_response(self) -> float:
-        """By which part the probes of short work take longer on a core that a co-tenant shares, in
-        the mean; 0 where that was not seen.
-        """
-        names = ("private_cache", "interpreter")
-        costs = [
-            cost
-            for cost in self.machine.costs_of(SHARED_CORE, threads=self.threads)
-            if cost.key.of in names
-        ]
-        parts = [cost.value - 1.0 for cost in costs]
-        return max(0.0, statistics.fmean(parts)) if len(parts) == len(names) else 0.0
-
-    @cached_property
-    def _shared_by_family(self) -> dict[str, tuple[Array, Array]]:
-        """Of kernels that met a co-tenant log2 of seconds (n,), and by which part they took longer
-        (n,), by family; of all under no name.
-        """
-        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for kernels in self._sorts.values():
-            for one in kernels:
-                if one.shared_core:
-                    point = math.log2(one.seconds), one.shared_core - 1.0
-                    found[one.family].append(point)
-                    found[""].append(point)
-        return {name: (np.array(of)[:, 0], np.array(of)[:, 1]) for name, of in found.items()}
-
-    def response(self, priced: PricedKernel | None, seconds: float) -> float | None:
-        """By which part an op takes longer on a shared core where short work does by 1
-        (:attr:`dlperf.core.items.Item.response`): a mean of kernels that met a co-tenant, of the
-        variants of its sub-kernels, those that take about as long the more. None where the
-        calibration met none.
-        """
-        if self._probes_response <= 0.0 or not self._shared_by_family:
-            return None
-        pieces = [] if priced is None else priced.sub_kernels
-        longer_s = math.fsum(one.seconds * self._shared(one.variant, one.seconds) for one in pieces)
-        whole_s = math.fsum(one.seconds for one in pieces)
-        part = longer_s / whole_s if whole_s > 0 else self._shared(None, seconds)
-        return min(max(part, 0.0) / self._probes_response, _MOST_RESPONSE)
-
-    def _shared(self, variant: Variant | None, seconds: float) -> float:
-        """By which part a kernel of a variant takes longer on a shared core."""
-        at = math.log2(max(seconds, 1e-9))
-        rows = [] if variant is None else self._rows(variant)
-        family = "" if variant is None else self.family(variant)
-        logs, parts = self._shared_by_family.get(family) or self._shared_by_family[""]
-        prior = float(np.average(parts, weights=1.0 / (0.5 + np.abs(logs - at)) ** 2))
-        own = [
-            (1.0 / (0.5 + abs(math.log2(kernel.seconds) - at)) ** 2, kernel.shared_core - 1.0)
-            for _, kernel in rows
-            if kernel.shared_core
-        ]
-        weights = [_FAMILY_WEIGHT, *(weight for weight, _ in own)]
-        return float(np.average([prior, *(part for _, part in own)], weights=weights))
 
     @cached_property
     def _fits(self) -> dict[Variant, KernelModelFit]:
@@ -469,19 +402,6 @@ class KernelCostModel:
         if name not in self._costs:
             self._costs[name] = self.machine.cost_value(name, self.threads, default=0.0)
         return self._costs[name]
-
-
-def streamed_bytes(op: Op) -> int:
-    """Bytes of an op's operands, and of a result as large as the largest, but in place. Kernels of
-    a machine file have no results whose bytes could be counted.
-
-    >>> from dlperf.core.trace import TensorSpec
-    >>> one = TensorSpec.contiguous(10)
-    >>> [streamed_bytes(Op(f"aten.{name}.default", (one, one))) for name in ("mul", "mul_")]
-    [120, 80]
-    """
-    held = [spec.nbytes for spec in op.inputs]
-    return sum(held) + (0 if is_in_place(op.packet) else max(held, default=0))
 
 
 def _without_pass(family: str) -> str:

@@ -33,6 +33,7 @@ from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel
 from dlperf.predictors.page_faults import cold_faults, page_items
 from dlperf.predictors.resources import Array, resources_of
+from dlperf.predictors.shared_core import CoreResponses
 
 LEAST_KERNEL_S = 2e-7
 _TINY = 16
@@ -344,8 +345,9 @@ class StepItems:
             self.overheads_s,
             self.operands_s,
         )
+        core_responses = CoreResponses(self.cost_model)
         responses = [
-            self.cost_model.response(priced, kernel_s)
+            core_responses.of(priced, kernel_s)
             for priced, kernel_s in zip(self.priced, self.kernel_s)
         ]
         return op_items(

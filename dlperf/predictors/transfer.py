@@ -159,7 +159,7 @@ class CarriedCostModel(KernelCostModel):
     def _ratios_of(self, variant: Variant) -> tuple[Array, Array]:
         """Features of the variant's kernels that were measured here, and ln(here / there)."""
         if variant not in self._ratios:
-            rows = self._rows(variant)
+            rows = self.rows(variant)
             self._ratios[variant] = np.zeros((0, 0)), np.zeros(0)
             if rows:
                 described = (self.profiled.describe(kernel.op) for _, kernel in rows)

@@ -63,6 +63,10 @@ class Simulation:
         """A probe of its state: everything is as slow as the core."""
         return [Reading(*(1e-3 * self.speed(self.time_s),) * 6)] * count
 
+    def shared_core(self) -> dict[str, float]:
+        """Nothing of its probes."""
+        return {}
+
     def build(self, op: Op, grad: bool = False) -> Callable[[], object]:
         n_bytes = sum(spec.numel * spec.item_bytes for spec in op.inputs)
         return lambda: self.spend(self.call_s + n_bytes * self.byte_s)
@@ -106,7 +110,7 @@ def calibrate(
         return []
 
     monkeypatch.setattr(host, "this_cpu", lambda: CPU)
-    monkeypatch.setattr(worker, "StateProbe", lambda cpu: simulation)
+    monkeypatch.setattr(worker, "StateProbe", lambda cpu, is_slow: simulation)
     for module in (framework, memory, threads, loop, ddp):
         monkeypatch.setattr(module, "measure", lambda *arguments: greedy(arguments[-1]))
     monkeypatch.setattr(memory, "measure_residency", lambda *arguments: [])

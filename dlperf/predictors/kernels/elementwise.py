@@ -34,10 +34,13 @@ def _view(op: Op) -> KernelDescription:
     return described((("view", op.packet.removeprefix("aten.")), ("view", "view")), (), ())
 
 
-@kernel_features(*aten("unbind split split_with_sizes unsafe_split_with_sizes chunk unsafe_split"))
+_PIECES = "unbind split split_with_sizes chunk unsafe_split unsafe_split_with_sizes unsafe_chunk"
+
+
+@kernel_features(*aten(_PIECES))
 def _views_of_pieces(op: Op) -> KernelDescription:
     """One call that makes a view of each piece."""
-    spec, name = tensor(op.args[0]), op.packet.removeprefix("aten.")
+    spec, name = tensor(op.args[0]), op.packet.removeprefix("aten.").removeprefix("unsafe_")
     sizes, axes = (ints(op.args[at]) if len(op.args) > at else () for at in (1, 2))
     if name == "unbind":
         n_pieces = spec.shape[(*sizes, 0)[0]]
@@ -47,8 +50,9 @@ def _views_of_pieces(op: Op) -> KernelDescription:
         n_pieces = len(sizes)
     else:
         n_pieces = math.ceil(spec.shape[(*axes, 0)[0]] / max(1, *sizes, 1))
-    names = dict.fromkeys((name.removeprefix("unsafe_"), "split", "unbind"))
-    return described((("pieces", one) for one in names), (log2(n_pieces),), (n_pieces,))
+    return described(
+        (("pieces", one) for one in (name, "split", "unbind")), (log2(n_pieces),), (n_pieces,)
+    )
 
 
 # -- elementwise -----------------------------------------------------------------------------------
