@@ -117,6 +117,10 @@ class _Taken:
         """
         return [one for one in self.raw if not one.disturbed and one.best_s <= _SAME_SPEED * best_s]
 
+    def least_s(self, best_s: float) -> float:
+        """The least undisturbed sample; 0 without any."""
+        return min((one.seconds for one in self.clean(best_s)), default=0.0)
+
     def wants(self, n_samples: int, best_s: float) -> bool:
         """Whether it is to be sampled again: `n_samples` times in two passes or more, half as often
         where a call takes long, and further while most are disturbed, but no more once the least
@@ -145,8 +149,7 @@ class _Taken:
         """Seconds when disturbed, and how many times the undisturbed ones these are: of parts of
         samples, and of the least disturbed sample over the least undisturbed one.
         """
-        slow_s = [one.seconds for one in self.raw if one.disturbed]
-        least_s = min((one.seconds for one in self.clean(best_s)), default=0.0)
+        slow_s, least_s = [one.seconds for one in self.raw if one.disturbed], self.least_s(best_s)
         if not slow_s or not least_s:
             return self.slowed_parts
         return [*self.slowed_parts, (min(slow_s), min(slow_s) / least_s)]
@@ -156,7 +159,7 @@ class _Taken:
         such parts of samples over the least undisturbed sample, at least 1; 0 where there are not
         both.
         """
-        least_s = min((one.seconds for one in self.clean(best_s)), default=0.0)
+        least_s = self.least_s(best_s)
         if not self.slow_s or not least_s:
             return 0.0
         return float(f"{max(1.0, statistics.median(self.slow_s) / least_s):.3g}")
@@ -177,11 +180,16 @@ class _Taken:
         if not clean and len(slowed) >= _LEAST_ALIKE:
             least = min(self.raw, key=lambda one: one.seconds)
             if least.seconds > 0:
-                alike = sorted(slowed, key=lambda pair: abs(math.log(pair[0] / least.seconds)))
-                factor = statistics.median(factor for _, factor in alike[:_MOST_ALIKE])
+                factor = statistics.median(_alike(slowed, least.seconds, _MOST_ALIKE))
                 samples = Samples((least.seconds / max(1.0, factor),), len(self.raw))
                 rows = [least]
         return samples, tuple(one.reading for one in rows if one.reading is not None)
+
+
+def _alike(known: Sequence[tuple[float, float]], seconds: float, most: int) -> list[float]:
+    """The second numbers of the pairs whose first ones are nearest to `seconds` by ratio."""
+    ordered = sorted(known, key=lambda pair: abs(math.log(pair[0] / seconds)))
+    return [value for _, value in ordered[:most]]
 
 
 def _excess(known: Sequence[tuple[float, float]], seconds: float) -> float:
@@ -190,8 +198,7 @@ def _excess(known: Sequence[tuple[float, float]], seconds: float) -> float:
     >>> round(_excess([(1e-5, 0.0)] * 25 + [(1e-3, 0.1)] * 25, 2e-3), 3)
     1.105
     """
-    alike = sorted(known, key=lambda pair: abs(math.log(pair[0] / max(seconds, 1e-9))))
-    logs = [excess for _, excess in alike[:_MOST_EXCESSES]]
+    logs = _alike(known, max(seconds, 1e-9), _MOST_EXCESSES)
     return math.exp(max(0.0, statistics.fmean(logs))) if logs else 1.0
 
 

@@ -83,7 +83,7 @@ def run_calibration(
 
     from dlperf.core.files import one_writer
     from dlperf.microbench.suite import calibrate, what_is_kept
-    from dlperf.predictors.kernel_cost_model import fit_kernel_models, least_certain
+    from dlperf.predictors.kernel_fits import fit_kernel_models, least_certain
     from dlperf.studies import self_test
 
     with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:

@@ -13,6 +13,7 @@ from dlperf.core.state import State
 BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
 SOURCES = ("measured", "interpolated", "extrapolated", "data-sheet", "unpriced")
 _LEAST_FACTOR = 0.1
+"""Factor below which no response takes an item, however far a state is below the reference."""
 KEPT_FRAC = 0.4
 """An item whose resources move keeps its bound down to this part of the bound's share before."""
 

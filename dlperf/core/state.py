@@ -98,7 +98,7 @@ class State:
         >>> round(State(interpreter=1.6, private_cache=1.4).sharing, 6)
         0.5
         """
-        return (self.private_cache + self.interpreter) / 2.0 - 1.0
+        return statistics.fmean(getattr(self, part) for part in OF_SHARING) - 1.0
 
     def describe(self) -> str:
         """The state in words.
@@ -119,6 +119,8 @@ milliseconds: the least of several samples of a kernel was taken between them.
 """
 _NAMES = ("core", "interpreter", "own caches", "shared cache", "DRAM", "page faults")
 REFERENCE = State()
+OF_SHARING = ("private_cache", "interpreter")
+"""Parts whose probes are short work within a core's own caches (:attr:`State.sharing`)."""
 PARTS = {
     "compute": "core",
     "L1": "core",

@@ -20,7 +20,7 @@ from dlperf.core import host
 from dlperf.core.blas import one_blas_thread
 from dlperf.core.clock import quantile
 from dlperf.core.machine_entries import Cpu
-from dlperf.core.state import LEAST, Reading, reading_of
+from dlperf.core.state import LEAST, OF_SHARING, Reading, reading_of
 from dlperf.core.units import KIB, MIB
 
 DRAM_BYTES = 128 * MIB
@@ -39,8 +39,8 @@ N_ROUNDS = 100
 100 rounds and to 7.0 % with 28; the steps varied by 9.5 %. Without pauses: after one of 10 ms the
 core's probe took 1.2 times as long.
 """
-_OF_SHARING = ("private_cache", "interpreter")
 _ENOUGH_JUDGED = 10
+"""Times of a probe on a shared core, and of others, that tell how much longer it takes there."""
 _VECTOR = np.arange(32.0)
 _MATRIX = np.arange(16.0).reshape(4, 4) + 4.0 * np.eye(4)
 _COPY_BYTES = 8 * 2**20
@@ -114,7 +114,7 @@ class StateProbe:
         is_slow: Callable[[], bool] | None = None,
     ) -> None:
         self._now, self._is_slow = now, is_slow
-        self._judged: dict[str, list[tuple[float, int]]] = {name: [] for name in _OF_SHARING}
+        self._judged: dict[str, list[tuple[float, int]]] = {name: [] for name in OF_SHARING}
         private, *others = working_sets_bytes(cpu)
         self._copies = [
             (_mapped(size // 2), _mapped(size // 2), max(1, _COPY_BYTES // size)) for size in others

@@ -119,7 +119,8 @@ def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
         if name not in ("default", prediction.malloc):
             prices = price(prediction.trace, prediction.machine, prediction.threads, name)
             alone = replace(prediction, prices=prices.at_state(prediction.state), workers=1)
-            alone = alone.under(prediction.what_if)
+            at_factors = alone.prices.by_bound().at_state(prediction.what_if.state)
+            alone = replace(alone, prices=at_factors)
             other = predict_co_run(alone, prediction.workers).step.total_s
             if other is not None and other < step_s:
                 found.append(AllocatorRecommendation(name, policy.settings, step_s - other))

@@ -44,6 +44,11 @@ full calibrations, in the measured range of two to nine points.
 """
 
 
+def nearness(octaves: Array) -> Array:
+    """Weights (n,) of points at distances (n,) in octaves."""
+    return np.asarray(1.0 / (0.5 + octaves) ** 2)
+
+
 @dataclass(frozen=True)
 class Related:
     """Kernels of related variants, by which a fit knows what its own points leave open: `terms`

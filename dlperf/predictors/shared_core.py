@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from dlperf.core.costs import SHARED_CORE
-from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel, Variant
+from dlperf.core.machine import Kernel
+from dlperf.core.state import OF_SHARING
+from dlperf.predictors.kernel_model import nearness
+
+if TYPE_CHECKING:
+    from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel, Variant
 
 Array = npt.NDArray[np.float64]
-_PROBES = ("private_cache", "interpreter")
-"""Probes of :attr:`dlperf.core.state.State.sharing`."""
 _FAMILY_WEIGHT = 0.2
 """Weight of a family's response beside the variant's own kernels, of which one as long has 4."""
 _MOST_RESPONSE = 3.0
+"""Largest response; one kernel's is noise above."""
 
 
 class CoreResponses:
@@ -47,21 +53,20 @@ class CoreResponses:
         seen of both.
         """
         costs = self._cost_model.machine.costs_of(SHARED_CORE, threads=self._cost_model.threads)
-        parts = [cost.value - 1.0 for cost in costs if cost.key.of in _PROBES]
-        return max(0.0, statistics.fmean(parts)) if len(parts) == len(_PROBES) else 0.0
+        parts = [cost.value - 1.0 for cost in costs if cost.key.of in OF_SHARING]
+        return max(0.0, statistics.fmean(parts)) if len(parts) == len(OF_SHARING) else 0.0
 
     @cached_property
     def _by_family(self) -> dict[str, tuple[Array, Array]]:
         """Of kernels that met a co-tenant log2 of seconds (n,), and by which part they took longer
         (n,), by family; of all under no name.
         """
-        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        found: dict[str, list[Kernel]] = defaultdict(list)
         for one in self._cost_model.machine.kernels:
             if one.shared_core and one.threads == self._cost_model.threads:
-                point = math.log2(one.seconds), one.shared_core - 1.0
-                found[one.family].append(point)
-                found[""].append(point)
-        return {name: (np.array(of)[:, 0], np.array(of)[:, 1]) for name, of in found.items()}
+                found[one.family].append(one)
+                found[""].append(one)
+        return {name: _points(of) for name, of in found.items()}
 
     def _part(self, variant: Variant | None, seconds: float) -> float:
         """By which part a kernel of a variant takes longer."""
@@ -69,11 +74,14 @@ class CoreResponses:
         rows = [] if variant is None else cost_model.rows(variant)
         family = cost_model.family(variant) if variant is not None and rows else ""
         logs, parts = self._by_family.get(family) or self._by_family[""]
-        prior = float(np.average(parts, weights=1.0 / (0.5 + np.abs(logs - at)) ** 2))
-        own = [
-            (1.0 / (0.5 + abs(math.log2(kernel.seconds) - at)) ** 2, kernel.shared_core - 1.0)
-            for _, kernel in rows
-            if kernel.shared_core
-        ]
-        weights = [_FAMILY_WEIGHT, *(weight for weight, _ in own)]
-        return float(np.average([prior, *(part for _, part in own)], weights=weights))
+        prior = np.average(parts, weights=nearness(np.abs(logs - at)))
+        own_logs, own_parts = _points(kernel for _, kernel in rows)
+        weights = [_FAMILY_WEIGHT, *nearness(np.abs(own_logs - at))]
+        return float(np.average([prior, *own_parts], weights=weights))
+
+
+def _points(kernels: Iterable[Kernel]) -> tuple[Array, Array]:
+    """Of kernels that met a co-tenant log2 of seconds (n,), and what they took longer (n,)."""
+    met = [one for one in kernels if one.shared_core]
+    parts = np.array([one.shared_core for one in met]) - 1.0
+    return np.log2([one.seconds for one in met]), parts

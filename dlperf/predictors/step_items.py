@@ -33,7 +33,6 @@ from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel
 from dlperf.predictors.page_faults import cold_faults, page_items
 from dlperf.predictors.resources import Array, resources_of
-from dlperf.predictors.shared_core import CoreResponses
 
 LEAST_KERNEL_S = 2e-7
 _TINY = 16
@@ -345,11 +344,13 @@ class StepItems:
             self.overheads_s,
             self.operands_s,
         )
-        core_responses = CoreResponses(self.cost_model)
-        responses = [
-            core_responses.of(priced, kernel_s)
-            for priced, kernel_s in zip(self.priced, self.kernel_s)
-        ]
+        ops, core_responses = self.trace.ops, self.cost_model.core_responses
+        distinct = {op.signature: index for index, op in enumerate(ops)}
+        by_signature = {
+            signature: core_responses.of(self.priced[index], self.kernel_s[index])
+            for signature, index in distinct.items()
+        }
+        responses = [by_signature[op.signature] for op in ops]
         return op_items(
             self.trace, seconds, found.bounds, self.source, found.parts, found.needs, responses
         )

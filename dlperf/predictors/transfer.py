@@ -35,7 +35,7 @@ from dlperf.predictors.kernel_cost_model import (
     Variant,
     cost_model_of,
 )
-from dlperf.predictors.kernel_model import Array, KernelModel
+from dlperf.predictors.kernel_model import Array, KernelModel, nearness
 from dlperf.predictors.kernels.description import KernelDescription, stacked
 from dlperf.predictors.measured_layers import layer_times_s, whole_s
 from dlperf.predictors.resources import SMALL_FRAC, SMALL_S
@@ -154,7 +154,7 @@ class CarriedCostModel(KernelCostModel):
         if len(logs) < _ENOUGH:
             return None
         octaves = np.abs(features - np.array(description.features)).mean(axis=1)
-        return float(np.exp(np.average(logs, weights=1.0 / (0.5 + octaves) ** 2)))
+        return float(np.exp(np.average(logs, weights=nearness(octaves))))
 
     def _ratios_of(self, variant: Variant) -> tuple[Array, Array]:
         """Features of the variant's kernels that were measured here, and ln(here / there)."""

@@ -16,7 +16,8 @@ from dlperf.core.units import format_percent
 from dlperf.ops import counts
 from dlperf.predictors.data_sheet import DATA_SHEET
 from dlperf.predictors.device_kernels import is_possible, sheet_s
-from dlperf.predictors.kernel_cost_model import cost_model_of, fit_kernel_models
+from dlperf.predictors.kernel_cost_model import cost_model_of
+from dlperf.predictors.kernel_fits import fit_kernel_models
 from dlperf.report.document import Column, format_table
 
 SCHEMA, SCHEMA_VERSION = "dlperf.kernel-validation", 1

@@ -48,7 +48,8 @@ from dlperf.predictors.allocator.simulation import AllocatorSimulation
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.calibrated import HOUR_SPREAD, PROCESS_SPREAD, pause_slowdowns
-from dlperf.predictors.kernel_cost_model import cost_model_of, fit_kernel_models
+from dlperf.predictors.kernel_cost_model import cost_model_of
+from dlperf.predictors.kernel_fits import fit_kernel_models
 from dlperf.predictors.kernel_model import Hyperparameters, KernelModel, fit_hyperparameters
 from dlperf.predictors.kernels.catalog import describe
 from dlperf.predictors.page_faults import cold_faults
@@ -151,14 +152,14 @@ def test_kernels_respond_to_a_shared_core_as_their_variant_does() -> None:
     product, other = cost_model.modelled([mm(32, 128, 100), relu(5000)])
     assert product is not None
     assert other is not None
-    assert CoreResponses(cost_model).of(product, 0.0) == pytest.approx(0.6, abs=0.02)
-    assert CoreResponses(cost_model).of(other, 0.0) == pytest.approx(1.8, abs=0.02)
-    assert 0.6 < (CoreResponses(cost_model).of(None, 1e-5) or 0.0) < 1.8
+    assert cost_model.core_responses.of(product, 0.0) == pytest.approx(0.6, abs=0.02)
+    assert cost_model.core_responses.of(other, 0.0) == pytest.approx(1.8, abs=0.02)
+    assert 0.6 < (cost_model.core_responses.of(None, 1e-5) or 0.0) < 1.8
     step = trace(mm(32, 128, 100))
     items = step_items.StepItems(step, cost_model, analyse(step, "tuned"), True).items()
     assert next(item.response for item in items if item.op == 0) == pytest.approx(0.6, abs=0.02)
     # Without probes, or kernels that met a co-tenant, items move with their bounds.
-    assert CoreResponses(cost_model_of(whole, 1)).of(product, 0.0) is None
+    assert cost_model_of(whole, 1).core_responses.of(product, 0.0) is None
     assert (
         CoreResponses(cost_model_of(replace(whole, kernels=kernels, costs=()), 1)).of(product, 0.0)
         is None

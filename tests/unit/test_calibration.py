@@ -824,3 +824,18 @@ def test_a_traces_ops_are_measured_for_it(
         "measured",
         "unpriced",
     ]
+
+
+def test_a_kernel_that_meets_no_co_tenant_again_keeps_what_it_took_beside_one() -> None:
+    seen = Kernel(mm(8, 8, 8), "gemm", 1, Samples((1e-5,)), shared_core=1.4)
+    before = made_up(extra=(seen,))
+
+    def again(shared_core: float) -> float:
+        kernel = replace(seen, samples=Samples((1.1e-5,)), shared_core=shared_core)
+        part = Machine(before.cpu, kernels=(kernel,)).to_json()
+        message = {"group": "gemm", "part": part, "switches": 0, "seconds": 1.0}
+        message |= {"refused": (), "unsteady": 0, "left_out": 0}
+        found = results.merged(before, message, 1, before).exact(seen.op, 1)
+        return found.shared_core if found is not None else 0.0
+
+    assert (again(0.0), again(1.6)) == (1.4, 1.6)

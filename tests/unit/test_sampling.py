@@ -9,7 +9,7 @@ from calibrated_cases import machine, mm, mm_s, relu
 from dlperf.core.clock import Samples
 from dlperf.core.machine import Kernel
 from dlperf.core.trace import Op
-from dlperf.predictors.kernel_cost_model import least_certain
+from dlperf.predictors.kernel_fits import least_certain
 
 
 def uneven() -> list[Kernel]:

@@ -32,7 +32,7 @@ from dlperf.core.verification import (
     why_failed,
 )
 from dlperf.microbench import suite
-from dlperf.predictors import kernel_cost_model
+from dlperf.predictors import kernel_fits
 from dlperf.report import machine_check, machine_summary
 from dlperf.studies import self_test
 from dlperf.studies.random_networks import kind_of
@@ -393,7 +393,7 @@ def test_a_calibration_without_a_test_of_its_own_ends_with_one(
 ) -> None:
     before = replace(machine(), self_tests=(result_of(1.1, seed=seed),))
     monkeypatch.setattr(suite, "calibrate", lambda *_, **__: before)
-    monkeypatch.setattr(kernel_cost_model, "fit_kernel_models", lambda one: one)
+    monkeypatch.setattr(kernel_fits, "fit_kernel_models", lambda one: one)
     found = calibration.run_calibration(tmp_path / "m.json", "full", (1,))
     assert stub.n_runs == n_runs  # 0, 3, 6, ... 18: those that the stub does not skip
     assert Machine.load(tmp_path / "m.json").self_tests == found.self_tests

@@ -33,7 +33,8 @@ from dlperf.microbench import (
     worker,
 )
 from dlperf.microbench.results import merged
-from dlperf.predictors.kernel_cost_model import KernelCostModel, fit_kernel_models
+from dlperf.predictors.kernel_cost_model import KernelCostModel
+from dlperf.predictors.kernel_fits import fit_kernel_models
 
 CPU = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), 2**34)
 LARGE = Cpu("Made-up CPU", 2, (2**15, 2**21, 480 * 2**20), 2**34)

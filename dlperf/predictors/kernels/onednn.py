@@ -170,18 +170,16 @@ def forward_implementation(
     """
     if groups > 1 and c_in == c_out == 1:
         return "gemm" if len(window.kernel) == 3 and window.is_dilated else "blocked"
+    fits = block == BLOCK or window.output_fits_256
     if groups > 1:
-        fits = block == BLOCK or window.output_fits_256
         return "blocked" if fits and _are_whole(c_in, c_out, _GROUP_CHANNELS[block]) else "gemm"
     is_one_tap = math.prod(window.kernel) == 1
     if is_one_tap and window.is_padded_far:
         return "gemm"
     has_own = window.is_point or (is_one_tap and block < BLOCK)
-    if has_own:
-        return "blocked"
-    if block < BLOCK and not window.output_fits_256:
+    if not has_own and not fits:
         return "gemm"
-    return "blocked" if c_in >= block else "first"
+    return "blocked" if c_in >= block or has_own else "first"
 
 
 def _are_whole(c_in: int, c_out: int, channels: int) -> bool:
