@@ -62,9 +62,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     include, library = home / "include", home / "lib"
     subprocess.run(
         [
-            *(compiler, "-O1", "-std=c++20", "-shared", "-fPIC", "-w", SOURCES / "accelerator.cpp"),
-            *("-o", folder / "accelerator.so", "-I", include, "-L", library, "-ltorch_cpu"),
-            *("-lc10", "-I", include / "torch" / "csrc" / "api" / "include"),
+            *(compiler, "-O0", "-std=c++20", "-shared", "-fPIC", "-w", SOURCES / "accelerator.cpp"),
+            *("-DAT_PER_OPERATOR_HEADERS", "-I", include, "-L", library, "-ltorch_cpu", "-lc10"),
+            *("-I", include / "torch" / "csrc" / "api" / "include"),
+            *("-o", folder / "accelerator.so"),
             f"-Wl,-rpath,{library}",
         ],
         check=True,
