@@ -370,15 +370,21 @@ def test_a_cost_is_slowed_down_by_its_statistic_of_the_readings() -> None:
 # -- simulated calibrations ------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def quiet() -> Machine:
+    """A simulated calibration at one state."""
+    with pytest.MonkeyPatch.context() as patch:
+        return at_reference(calibrate(Simulation(), patch).machine)
+
+
 @pytest.mark.parametrize(("before", "after"), [(1.0, 1.13), (1.13, 1.0)])
 @pytest.mark.parametrize("when_s", [3.0, 5.0, 6.0, 8.0])
 def test_a_simulated_calibration_does_not_depend_on_the_clock(
-    monkeypatch: pytest.MonkeyPatch, when_s: float, before: float, after: float
+    monkeypatch: pytest.MonkeyPatch, quiet: Machine, when_s: float, before: float, after: float
 ) -> None:
     """At the same state all times are the same. (Not of a group all of whose samples come after
     the step and before the next reading, as one does from 8.6 to 9.1 s.)
     """
-    quiet = at_reference(calibrate(Simulation(), monkeypatch).machine)
     simulation = Simulation(speed=lambda time_s: after if time_s > when_s else before)
     found = at_reference(calibrate(simulation, monkeypatch).machine)
     assert quiet.reference is not None
