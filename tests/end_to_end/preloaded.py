@@ -1,7 +1,7 @@
 """Python processes that begin where torch is imported already, which takes most of a short one.
 
-``run([sys.executable, "-c", code])`` and ``run([sys.executable, "-m", module, ...])`` do what
-`subprocess.run` does with captured output. A process of this module imports torch once and forks
+``run([sys.executable, "-c", code])``, ``run([sys.executable, "-m", module, ...])`` and
+``run([sys.executable, script, ...])`` do what `subprocess.run` does with captured output. A process of this module imports torch once and forks
 for each call. Everything of dlperf is imported anew.
 """
 
@@ -129,11 +129,15 @@ def _run(flag: str, arguments: list[str]) -> None:
     if flag == "-m":
         sys.argv = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-    else:
-        assert flag == "-c"
+        return
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    if flag == "-c":
         sys.argv = ["-c", *arguments[1:]]
-        sys.modules["__main__"] = main = ModuleType("__main__")
         exec(compile(arguments[0], "<string>", "exec"), vars(main))
+    else:
+        sys.argv, sys.path[0] = [flag, *arguments], str(Path(flag).resolve().parent)
+        main.__file__ = flag
+        exec(compile(Path(flag).read_bytes(), flag, "exec"), vars(main))
 
 
 def _ended(program: Any) -> int:

@@ -25,7 +25,6 @@ import gzip
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 
 import dlperf
@@ -220,7 +220,7 @@ def run(
         return status, captured.out, captured.err
     command = [sys.executable, *(["-m", "dlperf"] if program == "dlperf" else []), *arguments]
     assert program in ("dlperf", "python"), f"{program} is not run here; mark it as parsed"
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = preloaded.run(command, cwd=Path.cwd(), env=os.environ)
     return done.returncode, done.stdout, done.stderr
 
 

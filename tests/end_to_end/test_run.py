@@ -56,7 +56,12 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def plainly(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def plainly(
+    cwd: Path, *command: str, torch_loaded: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """A process of Python, quicker where torch may be imported already."""
+    if torch_loaded:
+        return preloaded.run([sys.executable, *command], cwd=cwd, env=environment())
     return subprocess.run(
         [sys.executable, *command],
         cwd=cwd,
@@ -84,9 +89,7 @@ def watched(
         + f"sys.exit(run_script({list(command)!r}, module={module}, machine_path={str(machine)!r},"
         f" json_path={json_path!r}, output='report.txt', timeline_path='timeline.json'))"
     )
-    if not torch_loaded:
-        return plainly(cwd, "-c", call)
-    return preloaded.run([sys.executable, "-c", call], cwd=cwd, env=environment())
+    return plainly(cwd, "-c", call, torch_loaded=torch_loaded)
 
 
 def found(cwd: Path) -> dict[str, object]:
@@ -168,7 +171,7 @@ def trained_alone() -> str:
     """What TRAIN prints without dlperf: run once for all tests that compare with it."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / "train.py", TRAIN)
-        return plainly(Path(folder), "train.py").stdout
+        return plainly(Path(folder), "train.py", torch_loaded=True).stdout
 
 
 @pytest.mark.process
@@ -185,7 +188,7 @@ def test_training_is_the_same_to_the_bit(
 ) -> None:
     write(tmp_path / "train.py", TRAIN)
     alone, with_us = (
-        plainly(tmp_path, "train.py", *arguments),
+        plainly(tmp_path, "train.py", *arguments, torch_loaded="spawn" not in arguments),
         watched(tmp_path, referenced, "train.py", *arguments),
     )
     assert alone.returncode == with_us.returncode == 0, with_us.stderr
@@ -314,7 +317,10 @@ def test_an_exception_in_any_phase_is_the_scripts_own(
         tmp_path / "script.py",
         textwrap.dedent(LOOP).format(n=60, inside=f"if step == {at}: model(torch.randn(3, 5))"),
     )
-    alone, with_us = plainly(tmp_path, "script.py"), watched(tmp_path, machine, "script.py")
+    alone, with_us = (
+        plainly(tmp_path, "script.py", torch_loaded=True),
+        watched(tmp_path, machine, "script.py"),
+    )
     assert with_us.returncode == alone.returncode == 1
     assert "dlperf" not in "".join(
         line for line in with_us.stderr.splitlines() if not line.startswith("dlperf:")
@@ -379,8 +385,8 @@ def test_what_cannot_be_watched_is_said_in_one_line(
     tmp_path: Path, machine: Path, text: str, said: str
 ) -> None:
     write(tmp_path / "script.py", text)
-    alone = plainly(tmp_path, "script.py")
-    with_us = watched(tmp_path, machine, "script.py", torch_loaded="import torch" in text)
+    alone = plainly(tmp_path, "script.py", torch_loaded=True)
+    with_us = watched(tmp_path, machine, "script.py")
     assert (
         (with_us.returncode, with_us.stdout)
         == (alone.returncode, alone.stdout)
@@ -412,7 +418,10 @@ def test_several_models_are_watched_together(tmp_path: Path, machine: Path) -> N
         print([p.sum().item().hex() for p in (*maker.parameters(), *critic.parameters())])
     """
     write(tmp_path / "script.py", text)
-    alone, with_us = plainly(tmp_path, "script.py"), watched(tmp_path, machine, "script.py")
+    alone, with_us = (
+        plainly(tmp_path, "script.py", torch_loaded=True),
+        watched(tmp_path, machine, "script.py"),
+    )
     assert with_us.stdout == alone.stdout
     data = found(tmp_path)
     assert data["model"] == "Maker and Critic"
@@ -490,8 +499,7 @@ def test_a_failing_forecast_stops_neither_script_nor_report(
         f" ZeroDivisionError('ours')\n{broken} = fail\nsys.exit(run_script(['train.py'],"
         f" machine_path={str(machine)!r}, json_path='found.json', output='report.txt'))"
     )
-    write(tmp_path / "start.py", call)
-    got = plainly(tmp_path, "start.py")
+    got = plainly(tmp_path, "-c", call, torch_loaded=True)
     assert (got.returncode, got.stdout) == (0, trained_alone()), got.stderr
     data = found(tmp_path)
     assert any("live forecast failed" in note and "ours" in note for note in data["notes"])  # type: ignore[attr-defined]
@@ -598,15 +606,8 @@ def test_epochs_said_by_the_user_and_a_loader_without_length(tmp_path: Path, mac
 def test_other_ranks_only_run(tmp_path: Path, machine: Path) -> None:
     write(tmp_path / "script.py", LOOP.format(n=40, inside="pass"))
     call = START + f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"
-    got = subprocess.run(
-        [sys.executable, "-c", call],
-        cwd=tmp_path,
-        env={**environment(), "RANK": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    env = {**environment(), "RANK": "1"}
+    got = preloaded.run([sys.executable, "-c", call], cwd=tmp_path, env=env)
     assert (got.stdout, got.stderr) == ("done\n", "")
 
 

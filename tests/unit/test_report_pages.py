@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 import report_cases as cases
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
@@ -19,8 +20,9 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable
 from dlperf.core.trace import LOSS
 from dlperf.report.comparison import FORMATS, Report, compare, render, reports_to_html, write
-from dlperf.report.plots import figures_of
-from dlperf.report.roofline import level_points_of, points_of
+from dlperf.report.drawing import own_style
+from dlperf.report.plots import figures_of, layers_figure
+from dlperf.report.roofline import hierarchy_figure, level_points_of, points_of
 from dlperf.report.writing import check_folder, slug
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -76,6 +78,15 @@ ODD = {
 def reported(name: str) -> Report:
     """A report of ODD: made once, as its plots are drawn once, which takes seconds."""
     return ODD[name]()
+
+
+@functools.cache
+def hierarchy(name: str) -> Figure:
+    """The hierarchical roofline of a report of ODD, drawn once."""
+    with own_style():
+        figure = hierarchy_figure(reported(name))
+    assert figure is not None
+    return figure
 
 
 @pytest.fixture
@@ -135,7 +146,8 @@ def test_plots_are_drawn(name: str) -> None:
 
 @pytest.mark.slow
 def test_bars_of_a_large_network_say_what_they_leave_out() -> None:
-    figure = figures_of(reported("60 layers"))["layers"]
+    with own_style():
+        figure = layers_figure(reported("60 layers"))
     assert "25 longest of 60 layers" in figure.get_suptitle()
     assert "35" in figure.get_suptitle()
     assert len(figure.axes[0].get_yticklabels()) == 25
@@ -173,7 +185,7 @@ def test_hierarchical_roofline_draws_each_level_at_the_layers_height() -> None:
     once = 4 * (32 * 128 + 128 * 64 + 32 * 64)
     assert conv.intensities["DRAM"] == pytest.approx(2 * 32 * 64 * 128 / once)
     assert conv.intensities["L1"] < conv.intensities["DRAM"]
-    axes = figures_of(report)["hierarchy"].axes[0]
+    axes = hierarchy("cnn").axes[0]
     heights = [
         line.get_ydata()[0]
         for line in axes.lines
@@ -187,7 +199,7 @@ def test_hierarchical_roofline_draws_each_level_at_the_layers_height() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "60 layers"])
 def test_texts_of_the_hierarchical_roofline_keep_clear_of_each_other(name: str) -> None:
-    figure = figures_of(reported(name))["hierarchy"]
+    figure = hierarchy(name)
     figure.draw_without_rendering()
     texts = [text for ax in figure.axes for text in ax.texts] + [
         text for text in figure.legends[0].get_texts() if text.get_text().strip()
