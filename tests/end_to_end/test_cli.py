@@ -19,6 +19,8 @@ from dlperf.core import files, state_probe
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Machine
 from dlperf.core.state import Reading
+from dlperf.report import plots
+from dlperf.report.comparison import Report
 from dlperf.studies import self_test
 
 ROOFLINE = ("--predictor", "roofline", "--threads", "1")
@@ -424,13 +426,26 @@ def test_machine_diff(dlperf: Callable, machine_file: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_measure_and_report(dlperf: Callable, net: str, machine_file: Path, tmp_path: Path) -> None:
+def test_measure_and_report(
+    dlperf: Callable,
+    net: str,
+    machine_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     path, folder = tmp_path / "measurement.json", tmp_path / "reports"
     measured = dlperf(
         "measure", net, "-o", path, "--batch-size", "4", "--threads", "1", "--seconds", "0.2"
     )
     assert measured.status == 0, measured.err
     assert json.loads(path.read_text())["batch_size"] == 4
+    drawn: list[dict[str, bytes]] = []
+
+    def draw_once(report: Report, draw: Callable = plots.pngs_of) -> dict[str, bytes]:
+        drawn[:] = drawn or [draw(report)]
+        return drawn[0]
+
+    monkeypatch.setattr(plots, "pngs_of", draw_once)
     for _ in range(2):  # the second time the folder is dlperf's own
         reported = dlperf(
             "report",
@@ -446,6 +461,7 @@ def test_measure_and_report(dlperf: Callable, net: str, machine_file: Path, tmp_
         )
         assert reported.status == 0, reported.err
     assert "roofline  step predicted" in reported.out
+    assert drawn
     names = {file.name for file in folder.iterdir()}
     assert {"report.html", "report.md", "report.csv"} <= names
     assert any(name.endswith(".png") for name in names)

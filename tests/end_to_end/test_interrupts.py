@@ -16,6 +16,8 @@ pytestmark = pytest.mark.skipif(
 )
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0
+REPORT = ("report", "{net}", "--predictor", "roofline")
+CALIBRATE = ("calibrate", "--quick", "-o", "{folder}/m.json", "--threads", "1")
 
 
 def descendants(pid: int) -> set[int]:
@@ -57,16 +59,21 @@ def left_running(children: set[int], patience_s: float = 10.0) -> list[int]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize(
-    "command",
+    ("command", "number"),
     [
-        ("report", "{net}", "--predictor", "roofline"),
-        ("explain", "{net}", "--try"),
-        ("validate", "{net}@4", "--predictor", "roofline", "--cache", "{folder}/kept"),
-        ("calibrate", "--quick", "-o", "{folder}/m.json", "--threads", "1"),
+        (REPORT, signal.SIGTERM),
+        (REPORT, signal.SIGINT),
+        (CALIBRATE, signal.SIGTERM),
+        (CALIBRATE, signal.SIGINT),
+        # handlers are the same for all commands
+        (("explain", "{net}", "--try"), signal.SIGINT),
+        (
+            ("validate", "{net}@4", "--predictor", "roofline", "--cache", "{folder}/kept"),
+            signal.SIGTERM,
+        ),
     ],
-    ids=lambda command: command[0],
+    ids=lambda value: value[0] if isinstance(value, tuple) else value.name,
 )
 def test_children_end_and_nothing_is_promised(
     tmp_path: Path,

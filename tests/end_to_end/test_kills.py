@@ -18,7 +18,7 @@ from test_interrupts import descendants, is_alive, left_running, words_of
 from dlperf.core.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
-SEED, N_KILLS, AT_ONCE, LATEST_S = 27, 20, 5, 2.0
+SEED, N_KILLS, AT_ONCE, LATEST_S = 5, 10, 5, 2.0
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
 

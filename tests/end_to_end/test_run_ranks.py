@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 
 from dlperf.core.cluster import Cluster, Link
@@ -165,14 +166,9 @@ def script(tmp_path: Path, text: str) -> str:
 
 
 def torchrun(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *TORCHRUN, *command],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    """The launcher begins where torch is imported already; its ranks are processes of their own."""
+    return preloaded.run(
+        [sys.executable, *TORCHRUN, *command], cwd=cwd, env=environment(), timeout=240
     )
 
 

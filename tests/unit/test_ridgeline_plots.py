@@ -4,6 +4,7 @@ the axes.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from matplotlib.colors import to_hex
 from dlperf.cli.main import main
 from dlperf.models import ridgeline as model
 from dlperf.report import ridgeline as plane
-from dlperf.report.drawing import new_figure, own_style
+from dlperf.report.drawing import new_figure, own_style, to_pngs
 from dlperf.report.ridgeline import MeasuredPoint, System, pair_figure, surface_figure
+from dlperf.studies.papers import figures
 
 RATES = model.Rates(4.2e12, 105e9, 12e9)
 
@@ -72,8 +74,10 @@ def test_the_pair_shows_the_same_rates_on_both_sides() -> None:
 
 @pytest.mark.slow
 def test_reproduce_writes_tables_and_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    drawn = functools.cache(lambda description: to_pngs(figures.ridgeline_figures(), description))
+    monkeypatch.setattr(figures, "to_pngs", lambda _, description: drawn(description))
     folder = tmp_path / "new"
     assert main(["reproduce", "ridgeline", "-o", str(folder)]) == 0
     names = {path.name for path in folder.iterdir()}
