@@ -30,6 +30,7 @@ from dlperf.advice.variants import (
 from dlperf.advice.widths import BLOCK, rounded
 from dlperf.core.errors import DlperfError
 from dlperf.core.prediction import Item
+from dlperf.core.text import counted
 from dlperf.core.trace import Trace
 from dlperf.core.units import format_bytes, format_percent
 from dlperf.forecast.prediction import Prediction, predict
@@ -216,8 +217,8 @@ class _Adviser:
         chosen = self._allowed(possible)
         if len(chosen) < len(possible):
             self.notes.append(
-                f"{len(possible) - len(chosen)} activation(s) cannot work in place: autograd needs"
-                " what they would overwrite"
+                f"{counted(len(possible) - len(chosen), 'activation')} cannot work in place:"
+                " autograd needs what they would overwrite"
             )
         if not chosen:
             return []

@@ -23,6 +23,7 @@ from dlperf.core import host
 from dlperf.core.child_process import Child
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.measurement import Measurement
+from dlperf.core.text import counted
 from dlperf.core.units import format_seconds
 
 _DEADLINE_S = 600.0
@@ -148,7 +149,7 @@ def _take_turns(
             n_done += 1
     except KeyboardInterrupt:
         nothing = f" before a first {first}; the prediction alone is shown"
-        shown = f"; {n_done} finished run(s) are shown" if n_done else nothing
+        shown = f"; {counted(n_done, 'finished run')} shown" if n_done else nothing
         log(f"interrupted{shown}")
         return errors, True
     return errors, False

@@ -27,6 +27,7 @@ from dlperf.cli.inputs import (
 from dlperf.cli.measurement import measure_apart
 from dlperf.core.errors import Interrupted
 from dlperf.core.streams import log, warn
+from dlperf.core.text import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -252,15 +253,13 @@ def _time_ops(
     n_runs = args.runs or OPS_RUNS
     log(
         f"{len(random_ops)} random ops that the machine file does not hold (--seed {seed}),"
-        f" {n_runs} fresh process(es) with {threads} thread(s)"
+        f" {n_runs} fresh process{'es' * (n_runs != 1)} with {counted(threads, 'thread')}"
     )
     runs: list[tuple[Kernel, ...]] = []
     refused: set[str] = set()
     with progress_of(n_runs * len(random_ops), "op", "timing ops") as bar:
         for number in range(1, n_runs + 1):
-            bar.set_postfix_str(
-                f"process {number} of {n_runs}, {threads} thread{'s' * (threads != 1)}"
-            )
+            bar.set_postfix_str(f"process {number} of {n_runs}, {counted(threads, 'thread')}")
             try:
                 kernels, notes = time_ops_apart([one.op for one in random_ops], threads, bar.update)
             except KeyboardInterrupt:

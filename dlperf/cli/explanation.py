@@ -32,6 +32,7 @@ from dlperf.cli.options import (
 )
 from dlperf.core.argument_types import count, seconds
 from dlperf.core.streams import log
+from dlperf.core.text import counted
 from dlperf.core.version import VERSION
 
 if TYPE_CHECKING:
@@ -116,7 +117,10 @@ def _try(args: Namespace, found: Explanation, threads: int) -> ChangeTrials:
             seconds=limit_s,
         )
 
-    log(f"trying {len(variants)} change(s), {n_runs} run(s) each, in processes of their own")
+    log(
+        f"trying {counted(len(variants), 'change')}, {counted(n_runs, 'run')} each, in processes of"
+        " their own"
+    )
     done = trials.run_change_trials(
         variants, measure, batch_size, seconds=limit_s, n_runs=n_runs, log=log
     )

@@ -13,6 +13,7 @@ from dlperf.cli.options import Problems
 from dlperf.core.errors import DlperfError, refuse
 from dlperf.core.files import check_writable, default_path, device_path, kind_of, schema_of
 from dlperf.core.streams import log, warn
+from dlperf.core.text import counted
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
@@ -73,7 +74,10 @@ def warn_of_threads(threads: int) -> None:
     from dlperf.core.host import available_cores
 
     if threads > available_cores():
-        warn(f"{threads} threads asked for, this process may use {available_cores()} core(s)")
+        warn(
+            f"{threads} threads asked for, this process may use"
+            f" {counted(available_cores(), 'core')}"
+        )
 
 
 def resolve(

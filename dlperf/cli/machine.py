@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dlperf.cli.devices import IMPORT, NEW
 from dlperf.cli.inputs import Answer, load_machine, naming_unfit_kernels
-from dlperf.cli.options import Command, common, option
+from dlperf.cli.options import Command, common, machine_files
 from dlperf.cli.states import STATE_COMMAND
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable, schema_of
@@ -116,8 +116,7 @@ def _keep(machine: Machine) -> None:
 def _action(
     name: str, text: str, work: Callable[[Namespace], Answer], n_files: int | str = "?"
 ) -> Command:
-    help_ = "machine file" + (" (default: --machine)" if n_files == "?" else "")
-    files = option("files", metavar="FILE", nargs=n_files, help=help_)
+    files = machine_files(n_files)
     return Command(name, text, (files, *common(threads=False, batch_size=False)), work)
 
 

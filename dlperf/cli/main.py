@@ -237,6 +237,11 @@ def _explain(error: BaseException, args: argparse.Namespace | None, interrupts: 
     elif isinstance(error, OSError):
         file = f"{error.filename}: " if error.filename else ""
         line = f"{name}: error: {file}{error.strerror or error}"
+    elif isinstance(error, ModuleNotFoundError) and not (error.name or "dlperf").startswith(
+        "dlperf"
+    ):
+        status = UNUSABLE
+        line = f"{name}: error: the package {error.name} is missing; pip install it"
     else:
         line = f"{name}: internal error: {type(error).__name__}: {error}; --debug shows where"
     with contextlib.suppress(OSError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import itertools
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -30,9 +32,25 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        """One line that names what is wrong and where help is; exit status 2."""
+        """One line that names what is wrong, what is spelled like it, and where help is; exit
+        status 2.
+        """
         line = " ".join(message.split())
-        self.exit(UNUSABLE, f"{self.prog}: error: {line}; {self.prog} --help shows how\n")
+        known = [name for action in self._actions for name in _names(action)]
+        near = [
+            f"; did you mean {found[0]}?"
+            for word in re.findall(r"(?:unrecognized arguments|invalid choice): '?([^\s'=]+)", line)
+            if (found := difflib.get_close_matches(word, known, 1))
+        ]
+        self.exit(
+            UNUSABLE, f"{self.prog}: error: {line}{''.join(near)}; {self.prog} --help shows how\n"
+        )
+
+
+def _names(action: argparse.Action) -> Iterable[str]:
+    """What a user may write for an argument: its flags, or the commands that it chooses from."""
+    is_command = isinstance(action, argparse._SubParsersAction)
+    return map(str, action.choices or ()) if is_command else action.option_strings
 
 
 class Option(NamedTuple):
@@ -113,6 +131,12 @@ def what_if(text: str) -> Option:
 def output(text: str, metavar: str = "FILE") -> Option:
     """The file or folder to write."""
     return option("-o", "--output", dest="output", metavar=metavar, help=text)
+
+
+def machine_files(n_files: int | str = "?") -> Option:
+    """Machine files without a flag; of at most one ``--machine`` is the other spelling."""
+    help_ = "machine file" + (" (default: --machine)" if n_files == "?" else "")
+    return option("files", metavar="FILE", nargs=n_files, help=help_)
 
 
 def common(threads: bool = True, batch_size: bool = True) -> tuple[Option, ...]:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import Answer, load_machine
-from dlperf.cli.options import Command, Problems, common, option, output
+from dlperf.cli.options import Command, Problems, common, machine_files, option, output
 from dlperf.core.argument_types import count
 from dlperf.core.errors import DlperfError
 from dlperf.core.streams import warn
-from dlperf.core.text import fit
+from dlperf.core.text import counted, fit
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
@@ -58,6 +58,7 @@ def warn_of_states(machine: Machine) -> None:
 def _state(name: str, machine: Machine) -> State:
     """The state of a name, as at the reference without any."""
     from dlperf.core import state
+    from dlperf.core.machine_doubts import find_impossible_factor
     from dlperf.core.state_file import ProbedState
     from dlperf.core.state_probe import take_reading
 
@@ -82,6 +83,10 @@ def _state(name: str, machine: Machine) -> State:
         reading = probed.reading
     if machine.reference is None or reading is None:
         return state.REFERENCE
+    if name != NOW and (impossible := find_impossible_factor(reading, machine.reference)):
+        raise DlperfError(
+            f"{name}: reading.{impossible}; dlperf machine state -o FILE probes the machine again"
+        )
     return reading.over(machine.reference)
 
 
@@ -104,7 +109,7 @@ def _name(machine: Machine) -> str:
 def _named(identity: tuple[str, str, int]) -> str:
     """A machine in words: model, cores, and the family, in which two of a model may differ."""
     model, family, n_cores = identity
-    return f"{model}, {family}, {n_cores} core{'s' * (n_cores != 1)}"
+    return f"{model}, {family}, {counted(n_cores, 'core')}"
 
 
 # -- dlperf machine state --------------------------------------------------------------------------
@@ -115,8 +120,8 @@ def probe(args: Namespace) -> Answer:
     from dlperf.core.state_file import probed_state
     from dlperf.core.state_probe import take_reading
 
-    machine = load_machine(args)
-    _check_this_machine(machine, "name this machine's file with --machine")
+    machine = load_machine(args, args.files)
+    _check_this_machine(machine, "name this machine's file")
     found = probed_state(take_reading())
     if args.output is not None:
         found.save(args.output)
@@ -125,7 +130,7 @@ def probe(args: Namespace) -> Answer:
     lines = [found.reading.describe() if state is None else state.describe()]
     if machine.states:
         n, usual = len(machine.states), machine.usual_state.describe()
-        lines.append(f"median of {n} reading{'s' * (n != 1)}: {usual}")
+        lines.append(f"median of {counted(n, 'reading')}: {usual}")
     return Answer(fit("\n".join(lines)), {**found.to_json(), "state": state and vars(state)})
 
 
@@ -144,6 +149,7 @@ STATE_COMMAND = Command(
     "state",
     "how fast this machine is now against its machine file, by a short probe of one core",
     options=(
+        machine_files(),
         output("state file to write, for predict --state"),
         option(
             "--threads",

@@ -29,6 +29,7 @@ from dlperf.cli.options import (
 from dlperf.core.argument_types import count, counts, counts_or_none, seconds, size
 from dlperf.core.errors import DlperfError
 from dlperf.core.streams import log, warn
+from dlperf.core.text import counted
 from dlperf.core.version import VERSION
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def _axes(args: Namespace, machine: Machine, forecaster: Forecaster) -> Axes:
     """
     from dlperf.advice.grid import Axes
     from dlperf.core.host import available_cores
+    from dlperf.core.machine_doubts import find_unmeasured_threads
 
     cores = machine.cpu.n_cores
     measured = tuple(t for t in machine.threads if t <= cores)
@@ -158,14 +160,12 @@ def _axes(args: Namespace, machine: Machine, forecaster: Forecaster) -> Axes:
         args.workers or tuple(2**i for i in range(cores.bit_length())),
     )
     for threads in axes.threads:
-        if threads not in machine.threads:
-            forecaster.notes.append(
-                f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not"
-                f" {threads}: extrapolated; dlperf calibrate --threads {threads} measures it"
-            )
+        if unmeasured := find_unmeasured_threads(machine, threads):
+            forecaster.notes.append(unmeasured)
         if threads > available_cores():
             forecaster.notes.append(
-                f"{threads} threads asked for, this process may use {available_cores()} core(s)"
+                f"{threads} threads asked for, this process may use"
+                f" {counted(available_cores(), 'core')}"
             )
     return axes
 
@@ -191,7 +191,8 @@ def _try(
         )
 
     log(
-        f"measuring {len(chosen)} configuration(s), {n_runs} run(s) each, in processes of their own"
+        f"measuring {counted(len(chosen), 'configuration')}, {counted(n_runs, 'run')} each, in"
+        " processes of their own"
     )
     return trials.run_configuration_trials(chosen, measure, n_runs=n_runs, log=log)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -448,11 +448,17 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             state = row.readings, row.slowdown, row.shared_core or 0.0
             return Kernel(op, row.family, row.threads, samples_from_record(row), *state)
 
+        kernels = tuple(
+            kernel(f"kernels[{number}].op", row) for number, row in enumerate(record.kernels)
+        )
+        costs = tuple(
+            cost_from_record(row, f"costs[{number}]") for number, row in enumerate(record.costs)
+        )
+        _refuse_twice("kernels", [(one.op.signature, one.threads) for one in kernels])
+        _refuse_twice("costs", [(one.key, one.threads) for one in costs])
         return cls(
             cpu=Cpu(**structs.asdict(record.cpu)),
-            kernels=tuple(
-                kernel(f"kernels[{number}].op", row) for number, row in enumerate(record.kernels)
-            ),
+            kernels=kernels,
             bandwidths=tuple(
                 Bandwidth(
                     b.kernel,
@@ -465,9 +471,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                 )
                 for b in record.bandwidths
             ),
-            costs=tuple(
-                cost_from_record(row, f"costs[{number}]") for number, row in enumerate(record.costs)
-            ),
+            costs=costs,
             kernel_models=record.kernel_models,
             footprints=tuple(Footprint(row.name, round(row.bytes)) for row in record.footprints),
             mode=record.mode,
@@ -487,6 +491,14 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             readings=record.readings,
             data_sheet=record.data_sheet,
         )
+
+
+def _refuse_twice(name: str, keys: Sequence[Hashable]) -> None:
+    """Raises DlperfError for two entries of a list that are of the same."""
+    first: dict[Hashable, int] = {}
+    for number, key in enumerate(keys):
+        if first.setdefault(key, number) != number:
+            raise DlperfError(f"{name}[{number}] is of the same as {name}[{first[key]}]")
 
 
 def lacks(machine: Machine, what: str, way_out: str = "; run dlperf calibrate") -> DlperfError:

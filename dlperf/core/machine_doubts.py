@@ -11,8 +11,10 @@ from dlperf.core import host
 from dlperf.core.files import default_path
 from dlperf.core.machine import Cpu, Machine
 from dlperf.core.readings import first_referred
+from dlperf.core.state import Reading
 from dlperf.core.text import counted
 from dlperf.core.trace import Trace
+from dlperf.core.units import format_seconds
 from dlperf.core.verification import has_failed, why_failed
 
 BUSY_SHARE = 0.5
@@ -24,6 +26,9 @@ LEAST_USUAL, MOST_USUAL = 0.7, 5.0
 have. The reference is the least of a calibration's readings. Medians of a calibration on a shared
 Intel Xeon were up to 1.15; between two of its hours the core's clock stepped to 0.83.
 """
+
+LEAST_FACTOR, MOST_FACTOR = 0.3, 50.0
+"""Factors of a single reading that a machine can have."""
 
 
 def has_fitting_reference(machine: Machine) -> bool:
@@ -77,6 +82,35 @@ def join_threads(threads: Sequence[int]) -> str:
     ('1 thread', '1 and 2 threads')
     """
     return f"{' and '.join(map(str, threads))} thread{'s' * (tuple(threads) != (1,))}"
+
+
+def find_impossible_factor(reading: Reading, reference: Reading) -> str:
+    """The first probe whose factor over the reference no machine can have, in words; else empty.
+
+    >>> usual = Reading(2e-3, 1e-4, 1e-4, 1e-4, 1e-2, 1e-4)
+    >>> find_impossible_factor(Reading(1e-9, *usual.seconds[1:]), usual)
+    'core_s of 1.00 ns is 5e-07 of the reference, which no machine can have (0.3 to 50)'
+    >>> find_impossible_factor(usual, usual)
+    ''
+    """
+    for name, factor in vars(reading.over(reference)).items():
+        if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+            seconds = format_seconds(getattr(reading, f"{name}_s"))
+            return (
+                f"{name}_s of {seconds} is {factor:.2g} of the reference, which no machine can have"
+                f" ({LEAST_FACTOR:g} to {MOST_FACTOR:g})"
+            )
+    return ""
+
+
+def find_unmeasured_threads(machine: Machine, threads: int) -> str:
+    """That a measured file has no times of a number of threads, with the remedy; else empty."""
+    if not machine.threads or threads in machine.threads or machine.data_sheet is not None:
+        return ""
+    return (
+        f"the machine file was measured with {join_threads(machine.threads)}, not with {threads}:"
+        f" extrapolated; dlperf calibrate --threads {threads} measures it"
+    )
 
 
 def find_state_problem(machine: Machine) -> str:

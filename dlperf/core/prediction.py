@@ -187,6 +187,9 @@ class PredictedStep:
         if not factors.changed:
             return self
         prices = self.prices.by_bound().at_state(factors.state)
+        if math.isclose(*(math.fsum(i.seconds for i in p.items) for p in (self.prices, prices))):
+            note = f"{', '.join(factors.changed)}: no time of this step moves with this"
+            prices = replace(prices, notes=(*prices.notes, note))
         machine = factors.of_machine(self.machine)
         return replace(self, prices=prices, machine=machine, what_if=factors)
 

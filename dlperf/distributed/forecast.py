@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
+from dlperf.core.text import counted
 from dlperf.core.units import KIB, MIB
 from dlperf.core.variation import Z90, machine_log_sigma, mean_factor, slowest_factor
 from dlperf.distributed.collective_costs import (
@@ -74,8 +75,9 @@ class _Network:
         if unused and options.rebuilds and not options.static_graph:
             names = [parameter.name for parameter in trace.parameters if parameter.trained]
             self.notes.append(
-                f"{len(unused)} trained parameter(s) get no gradient ({names[unused[0]]}, ...),"
-                " which DDP refuses: predicted with find_unused_parameters"
+                f"{counted(len(unused), 'trained parameter')} without a gradient"
+                f" ({names[unused[0]]}, ...), which DDP refuses: predicted with"
+                " find_unused_parameters"
             )
             options = replace(options, static_graph=False, find_unused_parameters=True)
         if any(gradient.sparse for gradient in self.gradients):

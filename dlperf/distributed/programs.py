@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from dlperf.core.communication import LAUNCH, MESSAGES, Communication, Event, Meeting
+from dlperf.core.text import counted
 from dlperf.distributed.rank_shares import clock_offsets, depends, first_waits
 from dlperf.distributed.scaling import Shares
 from dlperf.models.communication_replay import (
@@ -134,8 +135,8 @@ def recorded_segments(trace: Communication) -> tuple[tuple[Segment, ...], list[s
     segments = tuple(builder.segment(indices) for indices in _consecutive(trace))
     if builder.n_unmatched:
         notes.append(
-            f"{builder.n_unmatched} wait(s) for calls that were not launched by all ranks within"
-            " the watched steps keep their recorded time"
+            f"{counted(builder.n_unmatched, 'wait')} for calls that were not launched by all ranks"
+            " within the watched steps keep their recorded time"
         )
     return segments, notes
 

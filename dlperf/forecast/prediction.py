@@ -16,7 +16,7 @@ from dlperf.core.files import write_json
 from dlperf.core.host import usual_threads
 from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Machine
-from dlperf.core.machine_doubts import doubts_of, is_cross_machine
+from dlperf.core.machine_doubts import doubts_of, find_unmeasured_threads, is_cross_machine
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PHASES, PredictedStep
 from dlperf.core.state import State
@@ -418,12 +418,8 @@ def predict(
             f"{threads} threads asked for, the machine has {machine.cpu.n_cores} cores:"
             " extrapolated"
         )
-    is_measured = machine.data_sheet is None
-    if machine.threads and threads not in machine.threads and is_measured:
-        warnings.append(
-            f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not"
-            f" {threads}: extrapolated; dlperf calibrate --threads {threads} measures it"
-        )
+    if unmeasured := find_unmeasured_threads(machine, threads):
+        warnings.append(unmeasured)
     if profiled_on is not None:
         versions = profiled_on.versions.get("torch"), machine.versions.get("torch")
         if None not in versions and versions[0] != versions[1]:

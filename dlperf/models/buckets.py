@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlperf.core.errors import DlperfError
+from dlperf.core.text import counted
 from dlperf.core.units import MIB
 from dlperf.models.arguments import Checked
 
@@ -124,8 +125,8 @@ def rebuilt_buckets(
     unused = [index for index in range(len(gradients)) if index not in set(arrivals)]
     if unused and not options.static_graph:
         raise DlperfError(
-            f"{len(unused)} trained parameter(s) get no gradient, which DDP refuses; let it find"
-            " unused parameters"
+            f"{counted(len(unused), 'trained parameter')} without a gradient, which DDP refuses;"
+            " let it find unused parameters"
         )
     return assign(gradients, (*arrivals, *unused), options.limits_bytes)
 

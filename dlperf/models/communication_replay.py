@@ -355,9 +355,10 @@ class _Replay:
         """Raises DlperfError where a rank waits for ever, naming for whom."""
         for who, rank in enumerate(self.ranks):
             if math.isnan(rank.end_s):
-                missing = ", ".join(map(str, sorted(self.states[rank.waits_for].missing)))
+                missing = sorted(self.states[rank.waits_for].missing)
+                ranks = f"rank{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
                 reason = (
-                    f"rank(s) {missing} never launch"
+                    f"{ranks} never launch"
                     if missing
                     else "waits behind one that is not launched by all its ranks"
                 )

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlperf.core.errors import DlperfError
+from dlperf.core.text import counted
 from dlperf.models.arguments import AMOUNT, FROM_ONE, POSITIVE, POSITIVE_FINITE, Checked, count
 
 # -- what is trained, and what it takes ------------------------------------------------------------
@@ -309,8 +310,8 @@ class MemoryContention:
     def __post_init__(self) -> None:
         if len(self.points) < 2:
             raise DlperfError(
-                f"memory contention has {len(self.points)} point(s); its line needs two at least:"
-                " measure it at another number of workers"
+                f"memory contention has {counted(len(self.points), 'point')}; its line needs two at"
+                " least: measure it at another number of workers"
             )
         workers = [n for n, _ in self.points]
         if sorted(set(workers)) != workers:
@@ -320,7 +321,7 @@ class MemoryContention:
             )
         for n_workers, seconds in self.points:
             check_workers(n_workers)
-            AMOUNT.check(f"memory contention of {n_workers} worker(s)", seconds)
+            AMOUNT.check(f"memory contention of {counted(n_workers, 'worker')}", seconds)
 
     @property
     def line(self) -> tuple[float, float]:

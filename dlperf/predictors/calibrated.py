@@ -83,6 +83,9 @@ class Calibrated:
         items = step.items()
         total_s = math.fsum(item.seconds for item in items)
         low, high = _interval(items, step, total_s)
+        # Times of another number of threads: all of the work may scale with it, or none.
+        scaled = cost_model.threads / threads
+        low, high = low * min(1.0, scaled), high * max(1.0, scaled)
         # Of carried kernels no self-test of this machine says anything.
         factor = machine.step_factor(threads) if self.profiled_on is None else 1.0
         found = Prices(

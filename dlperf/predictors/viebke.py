@@ -29,6 +29,7 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import Item, Prices
+from dlperf.core.text import counted
 from dlperf.core.trace import Trace
 from dlperf.models.threads import seconds_per_operation
 from dlperf.ops import counts
@@ -165,8 +166,8 @@ def _scale(point: Measurement, trace: Trace, threads: int, source: str) -> tuple
     words.
     """
     words = (
-        f"the measurement of {point.target} at batch size {point.batch_size} with {point.threads}"
-        " thread(s)"
+        f"the measurement of {point.target} at batch size {point.batch_size} with"
+        f" {counted(point.threads, 'thread')}"
     )
     if point.inference != trace.inference:
         words += ", its forward pass alone"

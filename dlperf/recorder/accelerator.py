@@ -10,6 +10,7 @@ import torch
 
 from dlperf.core.device_clock import DeviceClock
 from dlperf.core.errors import DlperfError
+from dlperf.core.text import counted
 
 CPU_DEVICES = ("cpu", "meta")
 CPU_ONLY = (
@@ -60,7 +61,7 @@ def find_accelerator(name: str) -> torch.device:
     n_devices = torch.accelerator.device_count()
     if (device.index or 0) >= n_devices:
         raise DlperfError(
-            f"--device {name}: this machine has {n_devices} {device.type} device(s), from"
+            f"--device {name}: this machine has {counted(n_devices, f'{device.type} device')}, from"
             f" {device.type}:0 on"
         )
     device = torch.device(device.type, device.index or 0)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dlperf.core.instructions import InstructionCounter
+from dlperf.core.text import counted
 from dlperf.core.trace import LOSS, Layer, Parameter, TensorSpec
 from dlperf.recorder.attribution import (
     ModuleStack,
@@ -179,7 +180,7 @@ class StepTensors:
         n_others = len(self._owned) - n_of_model
         if n_others:
             self.notes.append(
-                f"{n_others} parameter(s) of the optimizer are not the model's; "
+                f"{counted(n_others, 'parameter')} of the optimizer not of the model; "
                 f"their work stands under {LOSS}"
             )
         for trained, _ in self._owned.values():

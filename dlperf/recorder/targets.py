@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from dlperf.core.errors import DlperfError, WorkFailed, describe
 from dlperf.core.files import schema_of
+from dlperf.core.text import counted
 from dlperf.recorder.accelerator import CPU_ONLY, accelerator_of
 from dlperf.recorder.target_lookup import find_object
 from dlperf.recorder.tensors import parameters_in, tensors_of
@@ -124,7 +125,7 @@ class Target:
         if not isinstance(made, (tuple, list)):
             raise DlperfError(f"target {self.spec}: returned {_kind(made)}; {what}")
         if len(made) not in (3, 4) and not (self.inference and len(made) == 2):
-            n_values = f"{len(made)} value{'s' * (len(made) != 1)}"
+            n_values = counted(len(made), "value")
             raise DlperfError(f"target {self.spec}: returned {n_values}; {what}")
         model, inputs, loss, optimizer = (*made, None, None)[:4]
         built = as_built(model, inputs, loss, optimizer, self.inference)

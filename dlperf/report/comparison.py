@@ -15,6 +15,7 @@ from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError, check_type, refuse
 from dlperf.core.files import write_bytes
 from dlperf.core.measurement import Measurement
+from dlperf.core.text import counted
 from dlperf.forecast.prediction import Prediction
 from dlperf.report.document import FILE_WIDTH, Image, to_markdown, to_text
 from dlperf.report.step_comparison import (
@@ -150,9 +151,9 @@ def compare(
             (
                 p.threads != measurement.threads,
                 (
-                    f"compare: the prediction is for {p.threads} thread(s), the measurement was"
-                    f" taken with {measurement.threads}; give dlperf.predict or dlperf.measure the"
-                    " other's threads"
+                    f"compare: the prediction is for {counted(p.threads, 'thread')}, the"
+                    f" measurement was taken with {measurement.threads}; give dlperf.predict or"
+                    " dlperf.measure the other's threads"
                 ),
             ),
         )

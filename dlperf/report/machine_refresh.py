@@ -13,6 +13,7 @@ from typing import Any
 from dlperf.core.clock import quantile
 from dlperf.core.machine import Kernel, Machine
 from dlperf.core.state import Reading, State, reading_of
+from dlperf.core.text import counted
 from dlperf.core.units import format_percent
 from dlperf.ops.reference_state import bound_of
 from dlperf.report.document import Column, format_error, format_table
@@ -53,7 +54,7 @@ class Movement:
         dlperf calibrate -o NEW.json measures anew'
         """
         return (
-            f"{self.family} with {self.threads} thread{'s' * (self.threads != 1)}:"
+            f"{self.family} with {counted(self.threads, 'thread')}:"
             f" {format_error(self.ratio - 1)} beyond what the state explains"
             f" ({self.n_kernels} kernels, threshold {format_percent(self.threshold_frac)}); dlperf"
             " calibrate -o NEW.json measures anew"

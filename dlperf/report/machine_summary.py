@@ -21,6 +21,7 @@ from dlperf.core.costs import (
 )
 from dlperf.core.machine import Machine
 from dlperf.core.machine_doubts import busy_line, find_self_test_problem, find_state_problem
+from dlperf.core.text import counted
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.forecast.worker_processes import hardware_threads
 from dlperf.ops import counts
@@ -112,7 +113,7 @@ class Summary:
             ]
             for name, runs in found.items()
         ]
-        titles = [f"{n} worker{'s' * (n != 1)}" for n in workers]
+        titles = [counted(n, "worker") for n in workers]
         return _table(["co-run slowdown of workers at once", *titles], rows)
 
     def to_text(self) -> str:
@@ -135,7 +136,7 @@ class Summary:
                 f" {machine.created or 'at an unknown time'}"
             ),
             (
-                f"  {cpu.model}, {cpu.n_cores} core{'s' * (cpu.n_cores != 1)}{siblings};"
+                f"  {cpu.model}, {counted(cpu.n_cores, 'core')}{siblings};"
                 f" {', '.join(sizes) or 'sizes of caches and memory unknown'}"
             ),
             f"  {' '.join(cpu.flags) or 'no known vector extensions'}",
@@ -144,7 +145,7 @@ class Summary:
             *(f"  {line}" for line in self_test_lines(machine)),
             *(f"  {line}" for line in _state_lines(machine)),
         ]
-        titles = [f"{t} thread{'s' * (t != 1)}" for t in threads]
+        titles = [counted(t, "thread") for t in threads]
         for attribute, (title, _, _, form) in _TABLES.items():
             found = {(name, t): form(value) for name, t, value in getattr(self, attribute)}
             rows = [
@@ -242,7 +243,7 @@ def _state_lines(machine: Machine) -> list[str]:
             for one in (readings[0], readings[-1])
         ]
         found.append(
-            f"{len(readings)} reading{'s' * (len(readings) != 1)} from {times[0]} to {times[1]};"
+            f"{counted(len(readings), 'reading')} from {times[0]} to {times[1]};"
             f" median state: {machine.usual_state.describe()}"
         )
     if problem := find_state_problem(machine):
@@ -253,8 +254,8 @@ def _state_lines(machine: Machine) -> list[str]:
 def _notes(machine: Machine) -> list[str]:
     """The file's notes, and its disturbed groups in one line per thread count."""
     busy = [
-        f"the machine was busy while {len(names)} groups were measured with {threads} thread(s):"
-        f" {', '.join(names)}"
+        f"the machine was busy while {len(names)} groups were measured with"
+        f" {counted(threads, 'thread')}: {', '.join(names)}"
         for threads in dict.fromkeys(one.threads for one in machine.disturbances)
         if (names := machine.busy_groups(threads))
     ]

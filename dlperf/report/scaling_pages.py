@@ -27,7 +27,7 @@ def one_line(found: Scaling | CommunicationReplay) -> str:
         f"{format_seconds(found.recorded_step_s)} recorded, {format_seconds(found.replayed_step_s)}"
         " replayed"
     )
-    ranks = f"{len(found.ranks)} rank(s)"
+    ranks = counted(len(found.ranks), "rank")
     return f"<CommunicationReplay {printable(found.target)}, {ranks}: step {times}>"
 
 

@@ -92,7 +92,7 @@ def state_sentence(prediction: PredictedStep) -> str:
         return ""
     is_usual = bool(machine.states) and state == machine.usual_state
     n = len(machine.readings)
-    source = f"median of {n} reading{'s' * (n != 1)}: " if is_usual else ""
+    source = f"median of {counted(n, 'reading')}: " if is_usual else ""
     return f"state: {source}{state.describe()}"
 
 
@@ -203,7 +203,7 @@ def overview_page(reports: Sequence[StepComparison]) -> list[Block]:
         actual_s, threads = report.measurement.step["total"].median, report.measurement.threads
         name = (
             f"{report.target}{' (inference)' if report.inference else ''}, batch size"
-            f" {report.batch_size}, {threads} thread{'s' * (threads != 1)}"
+            f" {report.batch_size}, {counted(threads, 'thread')}"
         )
         for label, prediction in zip(report.predictors, report.predictions):
             own = {entry.phase: entry for entry in report.accuracy if entry.predictor == label}
@@ -398,9 +398,9 @@ def epoch_facts(epoch: Epoch) -> list[tuple[str, str]]:
         return "".join(f", {name} {format_seconds(s)}" for name, s in seconds.items() if s)
 
     shares = f" shared by {epoch.workers} workers," if epoch.workers > 1 else ""
-    n_steps = f"{epoch.steps_per_epoch} step{'s' * (epoch.steps_per_epoch != 1)}"
+    n_steps = counted(epoch.steps_per_epoch, "step")
     waits = "; the loader binds" if epoch.bound == "loader" else ""
-    n_epochs = f"{epoch.epochs} epoch{'s' * (epoch.epochs != 1)}"
+    n_epochs = counted(epoch.epochs, "epoch")
     own = f"({epoch.samples} samples{shares} in {n_steps}{listed(parts)}{waits})"
     return [
         ("epoch", f"{format_seconds(epoch.epoch_s)}   {own}"),

@@ -9,6 +9,7 @@ from dlperf.core.cluster import Cluster, Link
 from dlperf.core.data_sheet import UNMEASURED
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
+from dlperf.core.machine_doubts import join_threads
 from dlperf.core.measurement import Measurement
 from dlperf.core.text import counted, printable
 from dlperf.core.trace import Trace
@@ -68,10 +69,10 @@ def _where(path: str) -> str:
 
 @one_line.register
 def _(machine: Machine) -> str:
-    threads = ", ".join(map(str, machine.threads)) or "no"
+    threads = join_threads(machine.threads) if machine.threads else "no threads"
     return (
         f"<Machine {_name(machine.cpu.model)}: {_state(machine)},"
-        f" {counted(len(machine.kernels), 'kernel')}, {threads} thread(s){_where(machine.path)}>"
+        f" {counted(len(machine.kernels), 'kernel')}, {threads}{_where(machine.path)}>"
     )
 
 

@@ -15,7 +15,7 @@ from msgspec import structs
 from dlperf.core import host, units
 from dlperf.core.communication import Communication, RankStep
 from dlperf.core.errors import DlperfError, one_line
-from dlperf.core.text import fit, text_width
+from dlperf.core.text import counted, fit, text_width
 from dlperf.distributed.rank_shares import RankShares, rank_shares
 from dlperf.report.document import Column, format_table
 from dlperf.runner.communication_recording import WHOLE_RUN, RecordedStep
@@ -115,7 +115,7 @@ class MergedRanks:
         )
         if alone:
             failed.append(
-                f"{alone} call{'s' * (alone != 1)} not issued by all of the ranks: what others"
+                f"{counted(alone, 'call')} not issued by all of the ranks: what others"
                 " waited for that is in their exposed communication"
             )
         return [
@@ -240,12 +240,12 @@ class MergedRanks:
             return []
         n = sum(not step.first for step in self.trace.steps[0]) or 1
         hosts = len(set(self.trace.hosts))
-        where = f"{self.n_ranks} ranks on {hosts} host{'s' * (hosts != 1)}, {self.trace.backend}"
+        where = f"{self.n_ranks} ranks on {counted(hosts, 'host')}, {self.trace.backend}"
         if self.is_whole_run:
             title = f"{where}: the run from its first call to its last, as one step"
         else:
             title = (
-                f"{where}: medians of {n} step{'s' * (n != 1)}, each column by itself, all that the"
+                f"{where}: medians of {counted(n, 'step')}, each column by itself, all that the"
                 " loop does included"
             )
         width = text_width() if width is None else width

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from dlperf.core.cluster import Rank
 from dlperf.core.errors import DlperfError
 from dlperf.core.rank_program import Watch
+from dlperf.core.text import counted
 
 MOST_SAMPLES = 50
 
@@ -227,7 +228,8 @@ def choose_backend(asked: str | None) -> str:
         lacking = f"torch {torch.__version__} was built without it"
     elif n_devices < n_local:
         lacking = (
-            f"it takes a CUDA device a rank: {n_local} ranks of this node, {n_devices} device(s)"
+            f"it takes a CUDA device a rank: {n_local} ranks of this node,"
+            f" {counted(n_devices, 'device')}"
         )
     if asked == "nccl" and lacking:
         raise DlperfError(f"--backend nccl: {lacking}; use --backend gloo, or fewer ranks")

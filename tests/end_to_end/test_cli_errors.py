@@ -82,6 +82,11 @@ UNUSABLE, FAILED = 2, 1
             "b.json: --json and -o name the same file",
         ),
         (["machine", "show", "--bar"], "unrecognized arguments: --bar; dlperf machine show --help"),
+        (
+            ["predict", "x:y", "--bacth-size=4"],
+            "unrecognized arguments: --bacth-size=4; did you mean --batch-size?; dlperf predict",
+        ),
+        (["pedict"], "'reproduce'); did you mean predict?; dlperf --help"),
         (["predict", "--what-if", "flops=2", "x:y"], "a target stands before them"),
         (["report", "x:y", "--format", "pdf"], "'pdf' is unknown"),
         (["run"], "script"),

@@ -70,6 +70,12 @@ def test_a_scaled_rank_is_the_predicted_step(
     assert row["step_s"] == pytest.approx(predicted(*factors)["step"]["total_s"])
 
 
+def test_a_factor_that_changes_nothing_says_so(predicted: Callable) -> None:
+    note = "page_faults: no time of this step moves with this"
+    assert note in predicted("--malloc", "tuned", "--what-if", "page_faults=2")["notes"]
+    assert note not in predicted("--what-if", "page_faults=2", "flops=2")["notes"]
+
+
 def test_the_text_names_the_factors(dlperf: Callable, machine_file: Path) -> None:
     on = ("predict", "lenet", "--machine", machine_file, "--threads", "1")
     assert "what if: flops x 0.5" in dlperf(*on, "--what-if", "flops=0.5").out.splitlines()

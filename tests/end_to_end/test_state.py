@@ -59,6 +59,19 @@ def test_the_state_is_shown_and_saved(dlperf: Callable, referenced: Path, tmp_pa
     assert {**answer, "state": 0} == {**data, "state": 0}
 
 
+def test_a_reading_that_no_machine_has_is_refused(
+    dlperf: Callable, referenced: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "state.json"
+    dlperf("machine", "state", referenced, "-o", file)
+    data = json.loads(file.read_text())
+    data["reading"]["core_s"] = 1e-9
+    file.write_text(json.dumps(data))
+    done = dlperf("predict", "mlp", "--machine", referenced, "--state", file)
+    assert done.status == 2
+    assert f"{file}: reading.core_s of 1.00 ns is 1e-05 of the reference" in done.line
+
+
 @pytest.mark.parametrize(
     "order", [("machine", "state", "-o"), ("predict", "mlp", "--batch-size", "4", "--json")]
 )

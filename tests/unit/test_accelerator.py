@@ -474,7 +474,7 @@ def test_the_file_of_another_machine_is_not_overwritten(
     [
         (0, True, "there is no CUDA device"),
         (2, False, "was built without it"),
-        (1, True, r"a CUDA device a rank: 2 ranks of this node, 1 device\(s\)"),
+        (1, True, r"a CUDA device a rank: 2 ranks of this node, 1 device;"),
     ],
 )
 def test_nccl_takes_a_device_a_rank(

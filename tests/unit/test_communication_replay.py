@@ -343,7 +343,7 @@ def test_a_wait_may_lie_in_the_next_step_and_steps_may_be_left_out() -> None:
     kept = replay_communication(apart, cluster(MIB / 3), cluster())
     assert kept.rows[0].step_s == pytest.approx(1.0)
     assert any(
-        "2 wait(s) for calls that were not launched by all ranks" in note for note in kept.notes
+        "2 waits for calls that were not launched by all ranks" in note for note in kept.notes
     )
 
 

@@ -125,7 +125,7 @@ def test_nothing_to_do_and_nothing_to_send() -> None:
         (
             [[Launch(0), Wait(0)], []],
             [WORLD],
-            r"rank 0 waits for ever for operation 0, which rank\(s\) 1 never launch",
+            r"rank 0 waits for ever for operation 0, which rank 1 never launch",
         ),
         (
             [[Wait(0)], [Launch(0)]],

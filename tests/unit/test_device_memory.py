@@ -247,7 +247,7 @@ def test_notes_name_what_is_not_counted() -> None:
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     notes = device_memory(dlperf.record(model, torch.empty(2, 3, 8, 8), optimizer=optimizer)).notes
     assert [note.split(" ")[0] for note in notes] == ["workspaces", "Adam"]
-    assert "2 convolution(s)" in notes[0]  # its backward is one, too
+    assert "2 convolutions" in notes[0]  # its backward is one, too
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1e9])

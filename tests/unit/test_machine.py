@@ -353,6 +353,14 @@ def test_impossible_numbers_are_named(
             lambda data: data["kernels"][2].update(samples_s=[5e-324]),
             r"samples_s\[0\] is 5e-324; expected a finite number of at least 1e-15",
         ),
+        (
+            lambda data: data["costs"].append(data["costs"][0]),
+            r"costs\[\d+\] is of the same as costs\[0\]",
+        ),
+        (
+            lambda data: data["kernels"].append(data["kernels"][0]),
+            r"kernels\[\d+\] is of the same as kernels\[0\]",
+        ),
         (lambda data: data["costs"][1].update(kind=7), r"costs\[1\]\.kind is 7; expected text"),
         (
             lambda data: data["costs"][1].update(samples=[1e308]),

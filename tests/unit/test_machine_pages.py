@@ -252,7 +252,7 @@ def test_busy_groups_are_a_remark() -> None:
     assert find_problems(with_busy(3), CPU, VERSIONS) == []
     assert find_remarks(with_busy(3))[0] == said.format(3)
     assert (
-        "note: the machine was busy while 3 groups were measured with 1 thread(s): group 0, group"
+        "note: the machine was busy while 3 groups were measured with 1 thread: group 0, group"
         " 1, group 2" in summarize(with_busy(3)).to_text()
     )
 

@@ -291,7 +291,7 @@ def test_threads_that_were_not_measured_are_warned_of() -> None:
     (warning,) = predict(cnn_trace(), machine(), threads=2, predictor="roofline").warnings
     assert (
         warning
-        == "the machine file holds 1 thread(s), not 2: extrapolated; dlperf calibrate --threads 2"
+        == "the machine file was measured with 1 thread, not with 2: extrapolated; dlperf calibrate --threads 2"
         " measures it"
     )
     assert (

@@ -388,7 +388,7 @@ def test_what_cannot_be_compared() -> None:
     with pytest.raises(
         DlperfError,
         match=(
-            r"for 2 thread\(s\), the measurement was taken with 1; give dlperf.predict or"
+            r"for 2 threads, the measurement was taken with 1; give dlperf.predict or"
             r" dlperf.measure"
         ),
     ):

@@ -124,7 +124,7 @@ def test_an_interruption_keeps_what_was_finished():
         n_runs=2,
         log=said.append,
     )
-    assert said[-1] == "interrupted; 1 finished run(s) are shown"  # baseline, fused, baseline
+    assert said[-1] == "interrupted; 1 finished run shown"  # baseline, fused, baseline
     run_change_trials(
         [FUSED],
         Machine({"baseline": 2.0}, interrupted_at=1).measure,

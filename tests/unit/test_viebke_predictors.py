@@ -56,8 +56,8 @@ def test_a_divides_the_measured_step_by_flops() -> None:
     assert set(rows["source"]) == {"interpolated"}
     assert set(rows["bound"]) == {"compute"}
     assert (
-        f"{each_s:.4g} s per FLOP, fitted to the measurement of nets.py:cnn at batch size 32 with 1"
-        " thread(s)" in found.prices.notes[0]
+        f"{each_s:.4g} s per FLOP, fitted to the measurement of nets.py:cnn at batch size 32 with"
+        " 1 thread" in found.prices.notes[0]
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dlperf.core.machine import Machine
+from dlperf.core.text import counted
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.core.units import MIB, format_bytes
 from dlperf.predictors.allocator.caching import SIZES, CachingAllocator, OutOfDeviceMemory
@@ -293,8 +294,8 @@ def _notes(trace: Trace) -> Iterator[str]:
     n_convolutions = sum("convolution" in op.packet for op in trace.ops)
     if n_convolutions:
         yield (
-            f"workspaces of cuDNN are unknown and not counted: {n_convolutions} convolution(s) may"
-            " take more memory for a moment"
+            "workspaces of cuDNN are unknown and not counted:"
+            f" {counted(n_convolutions, 'convolution')} may take more memory for a moment"
         )
     recurrent = sorted({op.packet for op in trace.ops if "rnn" in op.packet or "lstm" in op.packet})
     if recurrent:

@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from dlperf.core.text import counted
 from dlperf.report.drawing import (
     DIM,
     INK,
@@ -143,7 +144,7 @@ def steps_figure(study: Study) -> Figure | None:
             axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.grid(True)
     ax.set_title(
-        f"{len(scores)} case{'s' * (len(scores) != 1)}, {plain(scores[0].predictor)}, on"
+        f"{counted(len(scores), 'case')}, {plain(scores[0].predictor)}, on"
         f" {plain(study.provenance.machine)}"
     )
     figure.legend(loc="outside right upper")
@@ -220,7 +221,7 @@ def cases_figure(study: Study) -> Figure | None:
                         ends, [index[score.case.label]] * 2, color=color, linewidth=1.1, zorder=2
                     )
     _error_axes(ax, [plain(label, 42) for label in labels], "predicted / measured step - 1")
-    steps = f"{len(labels)} step{'s' * (len(labels) != 1)}"
+    steps = counted(len(labels), "step")
     ax.set_title(
         f"{steps} (network@batch size, t:"
         f" threads)\n{_where(study, [score.case.threads for score in spoken])}",

@@ -21,6 +21,7 @@ from dlperf.core import child_process
 from dlperf.core.conversion import convert
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Machine
+from dlperf.core.text import counted
 from dlperf.profiler import peak_memory
 from dlperf.report.writing import slug
 from dlperf.studies.accuracy.archive import Archive
@@ -162,7 +163,7 @@ class TrainingRunner:
         """An epoch of ``networks/train.py`` under ``dlperf run``: as forecast there after its first
         steps (``wrapped``), or from calibration alone (``epoch``). One run serves both.
         """
-        case = f"{network}, {loader_workers} loader worker(s)"
+        case = f"{network}, {counted(loader_workers, 'loader worker')}"
 
         def make() -> TrainingForecast:
             if case not in self._epochs:
