@@ -262,7 +262,8 @@ def test_other_threads_are_extrapolated_and_warned_of() -> None:
     assert set(found.ops["source"]) == {"extrapolated", "unpriced"}
     of_one = priced(step, machine({"module_call": 1e-6})).step
     assert found.step.total_s == pytest.approx(of_one.total_s)
-    assert found.step.low_s is not None and of_one.low_s is not None
+    assert found.step.low_s is not None
+    assert of_one.low_s is not None
     assert found.step.low_s == pytest.approx(of_one.low_s / 2)  # all of the work may scale
     assert found.step.high_s == of_one.high_s
     assert priced(step, machine(ALL_COSTS, threads=2), threads=2).warnings == ()
