@@ -193,10 +193,11 @@ def test_the_sweep_has_points_on_both_sides_of_a_part_of_the_last_cache() -> Non
     assert max(larger / smaller for smaller, larger in itertools.pairwise(sets)) < 2
 
 
-def test_a_cache_that_forgets_is_told_by_the_pause() -> None:
+def test_a_cache_that_forgets_is_told_by_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a made-up cache whose sweeps take twice as long after a pause as at once, in a clock that
     only they and looks at it move.
     """
+    monkeypatch.setattr(stream, "_SIDE", 2)  # what it computes takes no time
     now = [0.0]
 
     def pass_time(seconds: float) -> float:

@@ -222,6 +222,7 @@ def test_a_measured_layer_without_prediction_counts_as_zero_and_is_named() -> No
         "head.forgotten", "Linear", cases.around(40 * US), cases.around(80 * US), None
     )
     report = compare(cases.cnn()[0], cases.cnn_measurement(extra=[extra]))
+    vars(report)["pngs"] = {}  # its text is looked at
     row = report.frame.set_index("layer").loc["head.forgotten"]
     assert row["side"] == MEASURED
     assert math.isnan(row["forward_predicted_s"])
