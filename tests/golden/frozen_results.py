@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dlperf.core.host import this_cpu
+from dlperf.core import host
 
 FOLDER = Path(__file__).parent / "frozen"
 EXACT = 1e-9
@@ -83,6 +84,9 @@ def _equal(old: Any, new: Any, tolerance: float) -> bool:
     if math.isnan(old) or math.isnan(new):
         return math.isnan(old) and math.isnan(new)
     return math.isclose(old, new, rel_tol=tolerance, abs_tol=1e-18)
+
+
+this_cpu = functools.cache(host.this_cpu)
 
 
 def without_host_facts(value: Any) -> Any:
