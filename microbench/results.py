@@ -50,10 +50,10 @@ def merged(
     notes, coverage = list(machine.notes), list(machine.coverage)
     if message["refused"]:
         notes.append(f"{group}: not measured: {'; '.join(sorted(set(message['refused'])))}")
-    if n_measured := len(kernels):
-        n_measured += n_before
+    if n_measured := len(kernels) + n_before:
         coverage.append(Coverage(group, threads, n_measured, n_measured + message["left_out"]))
-    switches_per_s = message["switches"] / message["seconds"]
+    # A group whose last points others had took no time.
+    switches_per_s = message["switches"] / message["seconds"] if message["seconds"] else 0.0
     was_taken = message["switches"] >= BUSY_SWITCHES and switches_per_s > BUSY_SWITCHES_PER_S
     is_unsteady = message["unsteady"] > _UNSTEADY_FRAC * len(kernels)
     disturbances = [

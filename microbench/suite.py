@@ -93,8 +93,10 @@ def calibrate(
             f"warning: {max(threads)} threads on {machine.cpu.n_cores} cores: they will wait for"
             " each other"
         )
-    # A calibration that is run again mends disturbed groups; one that adds something does not.
-    mends = not traces and not workers
+    # A calibration that is run again mends disturbed groups; one that adds something does not, nor
+    # one that goes on where another was interrupted.
+    tested = {test.threads for test in machine.self_tests}
+    mends = not traces and not workers and tested.issuperset(threads)
     # What is measured anew comes first: the file is not written before it is whole.
     in_order = sorted(threads, key=lambda count: count not in anew)
     work = {count: _missing(machine, count, mode, traces, mends) for count in in_order}

@@ -370,9 +370,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         """
         path = find_path(path)
         return replace(
-            files.load(
-                path, SCHEMA, SCHEMA_VERSION, cls.from_json, "Recalibrate, or edit the file."
-            ),
+            files.load(path, SCHEMA, SCHEMA_VERSION, _from_file, "Recalibrate, or edit the file."),
             path=str(path),
         )
 
@@ -454,8 +452,6 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         costs = tuple(
             cost_from_record(row, f"costs[{number}]") for number, row in enumerate(record.costs)
         )
-        _refuse_twice("kernels", [(one.op.signature, one.threads) for one in kernels])
-        _refuse_twice("costs", [(one.key, one.threads) for one in costs])
         return cls(
             cpu=Cpu(**structs.asdict(record.cpu)),
             kernels=kernels,
@@ -491,6 +487,16 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             readings=record.readings,
             data_sheet=record.data_sheet,
         )
+
+
+def _from_file(data: dict[str, Any]) -> Machine:
+    """The machine of a file, whose entries are each of something else: those of a calibration's
+    messages may not be, of which the last one counts.
+    """
+    machine = Machine.from_json(data)
+    _refuse_twice("kernels", [(one.op.signature, one.threads) for one in machine.kernels])
+    _refuse_twice("costs", [(one.key, one.threads) for one in machine.costs])
+    return machine
 
 
 def _refuse_twice(name: str, keys: Sequence[Hashable]) -> None:

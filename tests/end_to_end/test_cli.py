@@ -320,7 +320,7 @@ def test_other_threads_are_a_warning(dlperf: Callable, net: str, machine_file: P
         )
     )
     assert any("2 cores" in line for line in lines)
-    assert any("not 64: extrapolated" in line for line in lines)
+    assert any("not with 64: extrapolated" in line for line in lines)
 
 
 def test_another_dtype_is_a_warning(

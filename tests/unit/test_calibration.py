@@ -130,6 +130,13 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
     return Fresh
 
 
+def end_with_a_self_test(path: Path) -> None:
+    """What ends a calibration on the command line."""
+    machine = Machine.load(path)
+    test = SelfTest("MLP", 1, 7, 1e-3, 1e-3, 1e-3, 1e-3)
+    replace(machine, self_tests=(test,)).save(path)
+
+
 def test_a_second_pass_replaces_what_the_first_told(tmp_path: Path, worker: type[Worker]) -> None:
     path = tmp_path / "m.json"
     worker.passes, worker.unsteady, worker.seconds = 2, 1, 2e-3
@@ -137,6 +144,7 @@ def test_a_second_pass_replaces_what_the_first_told(tmp_path: Path, worker: type
     assert machine.groups == ("quick/1/one", "quick/1/two", "quick/1/three")
     assert {kernel.samples.values for kernel in machine.kernels} == {(2e-3, 2e-3)}
     # calibrated again where it was busy: both calibrations count, each once
+    end_with_a_self_test(path)
     worker.seconds, worker.unsteady = 1e-3, 0
     assert {kernel.samples.values for kernel in suite.calibrate(path, mode="quick").kernels} == {
         (2e-3, 2e-3, 1e-3, 1e-3)
@@ -331,6 +339,7 @@ def test_the_same_command_goes_on_with_what_there_was_no_time_for(
         (name, 1, 2) for name in GROUPS
     ]
     worker.left_out = 0
+    end_with_a_self_test(path)
     machine = suite.calibrate(path, mode="quick")
     assert machine.complete
     assert worker.jobs[0]["measured"] == {}
@@ -594,6 +603,9 @@ def test_what_was_measured_on_a_busy_machine_is_mended_by_calibrating_again(
     suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
     assert measured(worker)[1][1] != list(GROUPS)  # adding a target measures that alone
     worker.seconds = 5e-6
+    suite.calibrate(path, mode="quick")  # one that was interrupted before its self-test
+    assert len(worker.jobs) == 2
+    end_with_a_self_test(path)
     mended = suite.calibrate(path, mode="quick")
     assert set(measured(worker)[2][1]) >= set(GROUPS)
     assert mended.disturbances == ()
@@ -603,7 +615,7 @@ def test_what_was_measured_on_a_busy_machine_is_mended_by_calibrating_again(
     }
 
 
-def test_what_is_missing_comes_before_what_is_to_be_mended(
+def test_one_that_was_interrupted_goes_on_with_what_is_missing_alone(
     tmp_path: Path, worker: type[Worker]
 ) -> None:
     path = tmp_path / "m.json"
@@ -619,7 +631,7 @@ def test_what_is_missing_comes_before_what_is_to_be_mended(
         suite.calibrate(path, mode="quick")
     worker.fate = staticmethod(lambda name: None)  # type: ignore[assignment]
     suite.calibrate(path, mode="quick")
-    assert measured(worker)[1][1] == ["three", "one", "two"]
+    assert measured(worker)[1][1] == ["three"]
 
 
 def other(path: Path) -> None:
@@ -839,3 +851,11 @@ def test_a_kernel_that_meets_no_co_tenant_again_keeps_what_it_took_beside_one() 
         return found.shared_core if found is not None else 0.0
 
     assert (again(0.0), again(1.6)) == (1.4, 1.6)
+
+
+def test_a_group_whose_last_points_others_had_is_whole() -> None:
+    part = Machine(made_up().cpu).to_json()
+    message = {"group": "gemm", "part": part, "switches": 0, "seconds": 0.0}
+    message |= {"refused": (), "unsteady": 0, "left_out": 0}
+    (coverage,) = results.merged(made_up(), message, 1, n_before=39).coverage
+    assert (coverage.group, coverage.n_measured, coverage.n_planned) == ("gemm", 39, 39)
