@@ -131,6 +131,10 @@ def _with_earlier(kernel: Kernel, earlier: Kernel | None) -> Kernel:
     if earlier is None:
         return kernel
     samples, readings = earlier.samples.joined(kernel.samples), earlier.readings + kernel.readings
-    shared_core = kernel.shared_core or earlier.shared_core
-    joined = replace(kernel, samples=samples, readings=readings, slowdown=earlier.slowdown)
-    return replace(joined, shared_core=shared_core)
+    return replace(
+        kernel,
+        samples=samples,
+        readings=readings,
+        slowdown=earlier.slowdown,
+        shared_core=kernel.shared_core or earlier.shared_core,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import itertools
 import re
 from argparse import Namespace
@@ -35,16 +34,14 @@ class Parser(argparse.ArgumentParser):
         """One line that names what is wrong, what is spelled like it, and where help is; exit
         status 2.
         """
+        import difflib
+
         line = " ".join(message.split())
+        wrong = re.search(r"(?:unrecognized arguments|invalid choice): '?([^\s'=]+)", line)
         known = [name for action in self._actions for name in _names(action)]
-        near = [
-            f"; did you mean {found[0]}?"
-            for word in re.findall(r"(?:unrecognized arguments|invalid choice): '?([^\s'=]+)", line)
-            if (found := difflib.get_close_matches(word, known, 1))
-        ]
-        self.exit(
-            UNUSABLE, f"{self.prog}: error: {line}{''.join(near)}; {self.prog} --help shows how\n"
-        )
+        near = difflib.get_close_matches(wrong[1], known, 1) if wrong else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        self.exit(UNUSABLE, f"{self.prog}: error: {line}{hint}; {self.prog} --help shows how\n")
 
 
 def _names(action: argparse.Action) -> Iterable[str]:

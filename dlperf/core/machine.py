@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,7 @@ from dlperf.core.machine_entries import (
     Footprint,
     Kernel,
     bandwidth_to_json,
+    check_unique,
     cost_from_record,
     cost_to_json,
     state_to_json,
@@ -368,11 +369,15 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         Raises DlperfError naming the file, the entry and the way out: missing, truncated, a newer
         schema, negative or NaN values.
         """
+
+        def read(data: dict[str, Any]) -> Machine:
+            machine = cls.from_json(data)
+            check_unique(machine.kernels, machine.costs)
+            return machine
+
         path = find_path(path)
-        return replace(
-            files.load(path, SCHEMA, SCHEMA_VERSION, _from_file, "Recalibrate, or edit the file."),
-            path=str(path),
-        )
+        found = files.load(path, SCHEMA, SCHEMA_VERSION, read, "Recalibrate, or edit the file.")
+        return replace(found, path=str(path))
 
     def to_json(self) -> dict[str, Any]:
         """The machine as JSON data."""
@@ -413,9 +418,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     "length_scales": list(c.length_scales),
                     "signal": float(f"{c.signal:.4g}"),
                     "noise": float(f"{c.noise:.4g}"),
-                    "leave_one_out_fracs": [
-                        float(f"{value:.4g}") for value in c.leave_one_out_fracs
-                    ],
+                    "leave_one_out_fracs": [float(f"{v:.4g}") for v in c.leave_one_out_fracs],
                     "weights": list(c.weights),
                     "noises": list(c.noises),
                 }
@@ -446,15 +449,11 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             state = row.readings, row.slowdown, row.shared_core or 0.0
             return Kernel(op, row.family, row.threads, samples_from_record(row), *state)
 
-        kernels = tuple(
-            kernel(f"kernels[{number}].op", row) for number, row in enumerate(record.kernels)
-        )
-        costs = tuple(
-            cost_from_record(row, f"costs[{number}]") for number, row in enumerate(record.costs)
-        )
         return cls(
             cpu=Cpu(**structs.asdict(record.cpu)),
-            kernels=kernels,
+            kernels=tuple(
+                kernel(f"kernels[{number}].op", row) for number, row in enumerate(record.kernels)
+            ),
             bandwidths=tuple(
                 Bandwidth(
                     b.kernel,
@@ -467,7 +466,9 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                 )
                 for b in record.bandwidths
             ),
-            costs=costs,
+            costs=tuple(
+                cost_from_record(row, f"costs[{number}]") for number, row in enumerate(record.costs)
+            ),
             kernel_models=record.kernel_models,
             footprints=tuple(Footprint(row.name, round(row.bytes)) for row in record.footprints),
             mode=record.mode,
@@ -487,24 +488,6 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             readings=record.readings,
             data_sheet=record.data_sheet,
         )
-
-
-def _from_file(data: dict[str, Any]) -> Machine:
-    """The machine of a file, whose entries are each of something else: those of a calibration's
-    messages may not be, of which the last one counts.
-    """
-    machine = Machine.from_json(data)
-    _refuse_twice("kernels", [(one.op.signature, one.threads) for one in machine.kernels])
-    _refuse_twice("costs", [(one.key, one.threads) for one in machine.costs])
-    return machine
-
-
-def _refuse_twice(name: str, keys: Sequence[Hashable]) -> None:
-    """Raises DlperfError for two entries of a list that are of the same."""
-    first: dict[Hashable, int] = {}
-    for number, key in enumerate(keys):
-        if first.setdefault(key, number) != number:
-            raise DlperfError(f"{name}[{number}] is of the same as {name}[{first[key]}]")
 
 
 def lacks(machine: Machine, what: str, way_out: str = "; run dlperf calibrate") -> DlperfError:

@@ -5,12 +5,14 @@ memory that torch takes.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from dlperf.core.clock import Samples, samples_to_json
 from dlperf.core.conversion import refuse
 from dlperf.core.costs import KINDS, Cost, CostKey
+from dlperf.core.errors import DlperfError
 from dlperf.core.operators import Op
 from dlperf.core.records.machine import CostRecord
 
@@ -159,3 +161,18 @@ def cost_from_record(row: CostRecord, entry: str) -> Cost:
     samples = Samples(tuple(row.samples), row.disturbed)
     key = CostKey(row.kind, row.of, row.at, row.variant)
     return Cost(key, row.threads, samples, row.readings, row.slowdown)
+
+
+def check_unique(kernels: Iterable[Kernel], costs: Iterable[Cost]) -> None:
+    """Raise DlperfError for two entries of a file that are of the same. In the messages of a
+    calibration they may be; the last one counts.
+    """
+    keys: dict[str, list[Hashable]] = {
+        "kernels": [(one.op.signature, one.threads) for one in kernels],
+        "costs": [(one.key, one.threads) for one in costs],
+    }
+    for name, own in keys.items():
+        first: dict[Hashable, int] = {}
+        for number, key in enumerate(own):
+            if first.setdefault(key, number) != number:
+                raise DlperfError(f"{name}[{number}] is of the same as {name}[{first[key]}]")

@@ -10,7 +10,6 @@ import numpy as np
 
 from dlperf.core import text
 from dlperf.core.cluster import Cluster, Collective
-from dlperf.core.text import counted
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.distributed.collective_times import find_path, model_s
 from dlperf.distributed.link_fits import Band, fit_link
@@ -62,7 +61,7 @@ class ClusterSummary:
         lines += self._collectives_text()
         lines += [
             (
-                f"{i.kernel} ({counted(i.threads, 'thread')}) during an all-reduce of"
+                f"{i.kernel} ({text.counted(i.threads, 'thread')}) during an all-reduce of"
                 f" {format_bytes(i.n_bytes)} over {i.n_ranks} ranks: takes {i.compute_factor:.2f}"
                 f" times as long, the all-reduce {i.collective_factor:.2f} times;"
                 f" {i.stolen_s_per_byte * 1e9:.2f} s lost per GB"

@@ -1,8 +1,8 @@
 """Python processes that begin where torch is imported already, which takes most of a short one.
 
 ``run([sys.executable, "-c", code])``, ``run([sys.executable, "-m", module, ...])`` and
-``run([sys.executable, script, ...])`` do what `subprocess.run` does with captured output. A process of this module imports torch once and forks
-for each call. Everything of dlperf is imported anew.
+``run([sys.executable, script, ...])`` do what `subprocess.run` does with captured output. A process
+of this module imports torch once and forks for each call. Everything of dlperf is imported anew.
 """
 
 from __future__ import annotations
