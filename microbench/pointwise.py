@@ -217,7 +217,11 @@ def _patterns(size: int) -> list[Op]:
     flat, square = T(size), T(side, side)
     transposed = TensorSpec((side, side), (1, side))
     image = T(max(1, size // 1024), 16, 8, 8)
-    heads = TensorSpec((max(1, size // 8192), 8, 16, 64), (8192, 64, 512, 1))
+    n_heads, n_tokens = (8, 16) if size >= 8192 else (2, max(2, size // 128))
+    per_sample = n_heads * n_tokens * 64
+    heads = TensorSpec(
+        (max(1, size // per_sample), n_heads, n_tokens, 64), (per_sample, 64, n_heads * 64, 1)
+    )
     return [
         Op("aten._to_copy.default", (flat,), (("dtype", Symbol("dtype", "bfloat16")),)),
         Op(

@@ -80,26 +80,33 @@ def page_items(
 
     A layer has what it has in its median step. What it has in fewer steps than half comes to some
     layer in most of them, no one knows to which: that is shared by all of a phase in proportion to
-    their `others`' time, so that a step has its mean.
+    their `others`' time, so that a step has its mean. Where the medians add up to more than the
+    mean, all of the phase's are that much shorter.
     """
     touched_s, released_s = _seconds(simulated, faults, cost_s)
-    left: dict[str, float] = defaultdict(float)
+    usual: dict[tuple[str, str, str], float] = {}
+    usual_s: dict[str, float] = defaultdict(float)
+    mean_s: dict[str, float] = defaultdict(float)
     n_ops = len(trace.ops)
     for what, seconds, owners in (
         ("page faults", touched_s, range(n_ops)),
         ("page release", released_s, range(-1, n_ops)),
     ):
         for (layer, phase), by_step in _by_layer(trace, seconds, owners).items():
-            usual_s = float(statistics.median(by_step))
-            left[phase] += float(np.mean(by_step)) - usual_s
-            if usual_s:
-                yield Item(layer, phase, usual_s, BOUND, source, what)
-    for phase, rest_s in left.items():
+            usual[what, layer, phase] = float(statistics.median(by_step))
+            usual_s[phase] += usual[what, layer, phase]
+            mean_s[phase] += float(np.mean(by_step))
+    for (what, layer, phase), layer_s in usual.items():
+        if layer_s:
+            layer_s *= min(1.0, mean_s[phase] / usual_s[phase])
+            yield Item(layer, phase, layer_s, BOUND, source, what)
+    for phase in mean_s:
+        rest_s = mean_s[phase] - usual_s[phase]
         members = {
             layer: other_s for (layer, of), other_s in others.items() if of == phase and other_s > 0
         }
         total_s = math.fsum(members.values())
-        for layer, other_s in members.items() if abs(rest_s) > _NOTHING_S else ():
+        for layer, other_s in members.items() if rest_s > _NOTHING_S else ():
             yield Item(
                 layer, phase, rest_s * other_s / total_s, BOUND, source, "page faults of some steps"
             )

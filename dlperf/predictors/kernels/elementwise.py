@@ -225,7 +225,11 @@ def elementwise(op: Op) -> KernelDescription:
     names = (f"{name} tanh", name) if is_tanh else (name,)
     own = [(one, arity, kind, p) for one in names for p in (pattern, "flat")]
     nearest: list[tuple[str, ...]] = []
-    if pattern in ("runs", "strided", "broadcast"):
+    if pattern == "runs":
+        # The loop over a run is the kernel's own: gaps are felt only where it waits for memory.
+        gapped = ("add", "2") if len(full) > 1 else ("clone", "1")
+        nearest = [(*gapped, dtype, pattern)] if name.rstrip("_") in _CHEAP else []
+    elif pattern in ("strided", "broadcast"):
         nearest = [("clone", "1", dtype, pattern)]
     elif pattern in ("row", "column"):
         nearest = [("add", arity, dtype, pattern), ("mul", arity, dtype, pattern)]
