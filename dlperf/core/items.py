@@ -11,6 +11,8 @@ import numpy.typing as npt
 from dlperf.core.state import State
 
 BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
+NO_KERNEL = ("overhead", "page-faults", "network")
+"""Bounds of what no kernel takes."""
 SOURCES = ("measured", "interpolated", "extrapolated", "data-sheet", "unpriced")
 _LEAST_FACTOR = 0.1
 """Factor below which no response takes an item, however far a state is below the reference."""

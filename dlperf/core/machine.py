@@ -46,7 +46,7 @@ from dlperf.core.operators import (
 )
 from dlperf.core.records.machine import KernelModelFit, KernelRecord, MachineRecord
 from dlperf.core.state import REFERENCE, Reading, State, mean_state, median_state
-from dlperf.core.verification import Coverage, Disturbance, SelfTest, interval_factor, step_factor
+from dlperf.core.verification import Coverage, Disturbance, SelfTest, interval_factor, kernel_factor
 
 __all__ = [
     "EXACT",
@@ -284,9 +284,9 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         """Interval calibration factor (:func:`dlperf.core.verification.interval_factor`)."""
         return interval_factor(self.self_tests_of(threads))
 
-    def step_factor(self, threads: int) -> float:
-        """Factor on predicted steps (:func:`dlperf.core.verification.step_factor`)."""
-        return step_factor(self.self_tests_of(threads))
+    def kernel_factor(self, threads: int) -> float:
+        """Factor on steps' kernels (:func:`dlperf.core.verification.kernel_factor`)."""
+        return kernel_factor(self.self_tests_of(threads))
 
     def footprint_bytes(self, name: str) -> int:
         """The named footprint in bytes; 0 where it was not measured."""

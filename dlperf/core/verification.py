@@ -4,7 +4,9 @@ it predicted steps that were timed.
 
 from __future__ import annotations
 
+import itertools
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -12,11 +14,15 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from dlperf.core.conversion import Name, PositiveSeconds, Threads, Whole
+from dlperf.core.conversion import Name, PositiveSeconds, Seconds, Threads, Whole
 from dlperf.core.text import counted
 from dlperf.core.units import format_percent, format_seconds
 
 _LEAST_HALF_WIDTH = 1e-3
+_LEAST_MEASURED_FRAC = 0.1
+"""Kernels' measured over predicted time, at least: where overhead alone takes longer than the step,
+nothing is known of them.
+"""
 WORST_FACTOR = 1.5
 """Predicted over measured time, up or down, above which a self-test has failed."""
 WORST_MEDIAN_FRAC = 0.3
@@ -27,11 +33,14 @@ _ENOUGH_TESTS = 9
 """Tests of which the conformal bound is one of them; fewer never make intervals narrower."""
 _LEAST_FACTOR = 0.5
 """Least interval calibration factor of enough tests."""
-_PRIOR_TESTS = 19
-"""Tests that a file without bias counts as much as. Five calibrations of an Intel Xeon, each with
-19 tests: median errors of twelve networks (once 23) measured minutes later were, all together, 0.5
-times as large as those of the tests.
+_BIAS_SD = 0.06
+"""Standard deviation, over machines, of what kernels in steps are biased by, in logarithms: medians
+of -7, -3 and -8 % were seen on an Intel Xeon, an AMD EPYC of Zen 3 and one of Zen 5.
 """
+_PRIOR_SD, _PRIOR_TESTS = 0.1, 4
+"""Standard deviation of single tests that is assumed beforehand, and how many tests it counts as."""
+_INDEPENDENT_TESTS = 4
+"""Tests of one calibration that count at most: they share its minute."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +93,8 @@ class SelfTest:
     the calibration, or by a check of the file.
 
     `predicted_s`, with its 90 % interval `low_s`..`high_s`, rests on the machine file without any
-    self-test and is at the state of the measurement where the file has a reference; `measured_s` is
-    the median step.
+    self-test and is at the state of the measurement where the file has a reference; `overhead_s` is
+    the part of it that no kernel takes. `measured_s` is the median step.
     """
 
     name: Name  #: Kind of network.
@@ -95,6 +104,7 @@ class SelfTest:
     low_s: PositiveSeconds  #: Lower end of the 90 % interval.
     high_s: PositiveSeconds  #: Upper end of the 90 % interval.
     measured_s: PositiveSeconds  #: Measured step.
+    overhead_s: Seconds = 0.0  #: Overhead in the predicted step.
 
     @property
     def is_check(self) -> bool:
@@ -115,9 +125,23 @@ class SelfTest:
         half_width = max(_LEAST_HALF_WIDTH, abs(math.log(end_s / self.predicted_s)))
         return abs(math.log(self.measured_s / self.predicted_s)) / half_width
 
-    def times(self, factor: float) -> SelfTest:
-        """The test with another prediction: so many times as long."""
-        times = (factor * seconds for seconds in (self.predicted_s, self.low_s, self.high_s))
+    @property
+    def kernels_s(self) -> float:
+        """Kernels' part of the predicted step."""
+        return self.predicted_s - self.overhead_s
+
+    @property
+    def kernel_error(self) -> float:
+        """Logarithm of the kernels' predicted over their measured time, which is all but the
+        predicted overhead.
+        """
+        least_s = _LEAST_MEASURED_FRAC * self.kernels_s
+        return math.log(self.kernels_s / max(self.measured_s - self.overhead_s, least_s))
+
+    def with_kernels(self, factor: float) -> SelfTest:
+        """The test with another prediction: its kernels take so many times as long."""
+        longer = 1.0 + (factor - 1.0) * self.kernels_s / self.predicted_s
+        times = (longer * seconds for seconds in (self.predicted_s, self.low_s, self.high_s))
         predicted_s, low_s, high_s = times
         return replace(self, predicted_s=predicted_s, low_s=low_s, high_s=high_s)
 
@@ -154,30 +178,39 @@ def conformal_bound(values: Sequence[float]) -> float:
     return sorted(values)[min(rank, len(values)) - 1]
 
 
-def step_factor(tests: Sequence[SelfTest]) -> float:
-    """Factor on predicted steps: the inverse of the tests' median predicted over measured time, to
-    the power n / (n + 19).
+def kernel_factor(tests: Sequence[SelfTest]) -> float:
+    """Factor on the kernels of predicted steps: the inverse of the tests' median predicted over
+    measured time of kernels, to the power of how far it can be relied on. A test weighs as much as
+    its kernels take of it.
 
-    Of n tests' median bias a part is that of their own networks and of the hour. With 19 tests,
-    steps of other networks were biased by half as much as those of the tests.
+    The power is that of a normal prior (Efron and Morris 1973): the variance of biases between
+    machines over its sum with the variance of the tests' mean, by their scatter.
 
     >>> test = SelfTest("MLP", 1, 7, 0.9, 0.8, 1.0, 1.0)
-    >>> [round(step_factor([test] * n), 3) for n in (0, 3, 19)]
-    [1.0, 1.014, 1.054]
+    >>> [round(kernel_factor([test] * n), 3) for n in (0, 3, 19)]
+    [1.0, 1.067, 1.098]
     """
-    if not tests:
+    known = sorted((test.kernel_error, test.kernels_s / test.predicted_s) for test in tests)
+    n_tests = math.fsum(weight**2 for _, weight in known)
+    if not n_tests:
         return 1.0
-    bias = median(math.log(test.predicted_s / test.measured_s) for test in tests)
-    return math.exp(-bias * len(tests) / (len(tests) + _PRIOR_TESTS))
+    below = list(itertools.accumulate(weight for _, weight in known))
+    # The mean of both where half of the weight lies below one and half above the other.
+    lower, upper = (bisect(below, below[-1] / 2) for bisect in (bisect_left, bisect_right))
+    bias = (known[lower][0] + known[min(upper, len(known) - 1)][0]) / 2
+    squares = math.fsum((weight * (error - bias)) ** 2 for error, weight in known)
+    variance = (_PRIOR_TESTS * _PRIOR_SD**2 + squares) / (_PRIOR_TESTS + n_tests - 1)
+    variance /= min(n_tests, _INDEPENDENT_TESTS)
+    return math.exp(-bias * _BIAS_SD**2 / (_BIAS_SD**2 + variance))
 
 
 def interval_factor(tests: Sequence[SelfTest]) -> float:
     """Interval calibration factor: the conformal bound of the tests' half widths, with
-    :func:`step_factor` applied; at least 1 with fewer than nine tests, at least a half with more.
+    :func:`kernel_factor` applied; at least 1 with fewer than nine tests, at least a half with more.
     """
     least = 1.0 if len(tests) < _ENOUGH_TESTS else _LEAST_FACTOR
-    factor = step_factor(tests)
-    widths = [test.times(factor).half_widths for test in tests]
+    factor = kernel_factor(tests)
+    widths = [test.with_kernels(factor).half_widths for test in tests]
     return max(least, conformal_bound(widths)) if tests else least
 
 
@@ -190,7 +223,7 @@ def why_failed(tests: Sequence[SelfTest]) -> str:
     >>> test = SelfTest("MLP", 1, 7, 1.4e-3, 1e-3, 2e-3, 1e-3)
     >>> why_failed([test] * 3)
     '3 steps with 1 thread: the median error of 40.0 % is above 30 %'
-    >>> why_failed([replace(test, measured_s=1.4e-3)] * 2 + [test.times(2.0)])
+    >>> why_failed([replace(test, measured_s=1.4e-3)] * 2 + [test.with_kernels(2.0)])
     'MLP, 1 thread: predicted 2.80 ms, measured 1.00 ms: +180.0 %, a factor of 2.80, is above 1.5'
     """
     if not tests:

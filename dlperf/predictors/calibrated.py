@@ -20,6 +20,7 @@ import numpy as np
 
 from dlperf.core.blas import one_blas_thread
 from dlperf.core.costs import CACHE_RESIDENCY, PAGE_RESIDENCY
+from dlperf.core.items import NO_KERNEL
 from dlperf.core.machine import Machine, lacks
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import Item, Prices
@@ -87,9 +88,12 @@ class Calibrated:
         scaled = cost_model.threads / threads
         low, high = low * min(1.0, scaled), high * max(1.0, scaled)
         # Of carried kernels no self-test of this machine says anything.
-        factor = machine.step_factor(threads) if self.profiled_on is None else 1.0
+        factor = machine.kernel_factor(threads) if self.profiled_on is None else 1.0
         found = Prices(
-            tuple(replace(item, seconds=factor * item.seconds) for item in items),
+            tuple(
+                item if item.bound in NO_KERNEL else replace(item, seconds=factor * item.seconds)
+                for item in items
+            ),
             low_factor=low,
             high_factor=high,
             notes=tuple(sorted(step.notes)),

@@ -319,8 +319,13 @@ class StepItems:
                 for distance in analysis.operand_distance
             ]
         )
-        near = self.caches.miss_s_per_byte(analysis.working_bytes[analysis.operand_op])
-        far = self.caches.miss_s_per_byte(analysis.operand_distance, untouched_s)
+        near_bytes = analysis.working_bytes[analysis.operand_op]
+        # Both ops pass over all their operands at once: of what one touches, half lies between
+        # its passing of an element and its beginning or end, on average.
+        passed = near_bytes + analysis.working_bytes[analysis.operand_touched % n]
+        far_bytes = np.minimum(analysis.operand_distance + passed / 2, analysis.step_bytes)
+        near = self.caches.miss_s_per_byte(near_bytes)
+        far = self.caches.miss_s_per_byte(far_bytes, untouched_s)
         extra_s += analysis.operand_bytes * np.maximum(far - near, 0.0)
         return extra_s
 

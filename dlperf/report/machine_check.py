@@ -70,10 +70,10 @@ def self_test_lines(machine: Machine) -> list[str]:
         change = f"{machine.interval_factor(threads):.1f}" if tests else "1.0"
         which = "wider" if float(change) > 1.0 else "narrower"
         changed = f"; intervals are {which} by a factor of {change}" if change != "1.0" else ""
-        more_frac = machine.step_factor(threads) - 1.0 if tests else 0.0
+        more_frac = machine.kernel_factor(threads) - 1.0 if tests else 0.0
         if abs(more_frac) >= _LEAST_CHANGE_FRAC:
             which = "longer" if more_frac > 0 else "shorter"
-            changed = f"; predicted steps are {format_percent(abs(more_frac))} {which}{changed}"
+            changed = f"; kernels in steps are predicted {format_percent(abs(more_frac))} {which}{changed}"
         problem = find_self_test_problem(machine, threads)
         passed = f"self-test with {counted(threads, 'thread')}: passed{changed}"
         found.append(f"self-test: {problem}" if problem else passed)

@@ -1,8 +1,8 @@
 """Self-test of a machine file: steps of random networks, predicted from it and measured.
 
 A calibration ends with it, always of the same networks; the check of a machine file times others.
-All that is fitted to them are one factor on predicted steps and one on their intervals
-(:func:`dlperf.core.verification.step_factor`, :func:`dlperf.core.verification.interval_factor`). A
+All that is fitted to them are one factor on steps' kernels and one on their intervals
+(:func:`dlperf.core.verification.kernel_factor`, :func:`dlperf.core.verification.interval_factor`). A
 file fails by :func:`dlperf.core.verification.why_failed`.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dlperf.core.errors import WorkFailed
+from dlperf.core.items import NO_KERNEL
 from dlperf.core.machine import Machine
 from dlperf.core.streams import log
 from dlperf.core.text import counted
@@ -77,7 +78,8 @@ def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple
     for one in timed:
         assert one.measurement.trace is not None
         state = replace(one.measurement, states=one.states).state_over(machine.reference)
-        step = predict(one.measurement.trace, plain, threads, malloc=_POLICY, state=state).step
+        prediction = predict(one.measurement.trace, plain, threads, malloc=_POLICY, state=state)
+        step, items = prediction.step, prediction.prices.items
         assert step.total_s is not None
         assert step.low_s is not None
         assert step.high_s is not None
@@ -90,6 +92,7 @@ def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple
                 step.low_s,
                 step.high_s,
                 one.measured_s,
+                math.fsum(item.seconds for item in items if item.bound in NO_KERNEL),
             )
         )
     return tuple(tests)

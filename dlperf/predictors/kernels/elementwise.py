@@ -227,8 +227,8 @@ def elementwise(op: Op) -> KernelDescription:
     nearest: list[tuple[str, ...]] = []
     if pattern == "runs":
         # The loop over a run is the kernel's own: gaps are felt only where it waits for memory.
-        gapped = ("add", "2") if len(full) > 1 else ("clone", "1")
-        nearest = [(*gapped, dtype, pattern)] if name.rstrip("_") in _CHEAP else []
+        gapped = (("add", "2"),) * (len(full) > 1) + (("clone", "1"),)
+        nearest = [(*one, dtype, pattern) for one in gapped if name.rstrip("_") in _CHEAP]
     elif pattern in ("strided", "broadcast"):
         nearest = [("clone", "1", dtype, pattern)]
     elif pattern in ("row", "column"):
