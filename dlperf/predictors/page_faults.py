@@ -78,15 +78,19 @@ def page_items(
     takes the memory. Memory is given back by the op after which it is freed; gradients freed before
     the first op by zero_grad.
 
-    A layer has what it has in its median step. What it has in fewer steps than half comes to some
-    layer in most of them, no one knows to which: that is shared by all of a phase in proportion to
-    their `others`' time, so that a step has its mean. Where the medians add up to more than the
-    mean, all of the phase's are that much shorter.
+    A step has what its median one has, its phases in proportion to their means. A layer has what it
+    has in its median step. What it has in fewer steps than half comes to some layer in most of
+    them, no one knows to which: that is shared by all of a phase in proportion to their `others`'
+    time. Where the medians add up to more than the phase's, all are that much shorter.
     """
     touched_s, released_s = _seconds(simulated, faults, cost_s)
+    steps_s = touched_s.sum(axis=1) + released_s.sum(axis=1)
+    if not (usual_step_s := float(np.median(steps_s))):
+        return
+    usual_frac = usual_step_s / float(np.mean(steps_s))
     usual: dict[tuple[str, str, str], float] = {}
     usual_s: dict[str, float] = defaultdict(float)
-    mean_s: dict[str, float] = defaultdict(float)
+    phase_s: dict[str, float] = defaultdict(float)
     n_ops = len(trace.ops)
     for what, seconds, owners in (
         ("page faults", touched_s, range(n_ops)),
@@ -95,13 +99,13 @@ def page_items(
         for (layer, phase), by_step in _by_layer(trace, seconds, owners).items():
             usual[what, layer, phase] = float(statistics.median(by_step))
             usual_s[phase] += usual[what, layer, phase]
-            mean_s[phase] += float(np.mean(by_step))
+            phase_s[phase] += usual_frac * float(np.mean(by_step))
     for (what, layer, phase), layer_s in usual.items():
         if layer_s:
-            layer_s *= min(1.0, mean_s[phase] / usual_s[phase])
+            layer_s *= min(1.0, phase_s[phase] / usual_s[phase])
             yield Item(layer, phase, layer_s, BOUND, source, what)
-    for phase in mean_s:
-        rest_s = mean_s[phase] - usual_s[phase]
+    for phase in phase_s:
+        rest_s = phase_s[phase] - usual_s[phase]
         members = {
             layer: other_s for (layer, of), other_s in others.items() if of == phase and other_s > 0
         }

@@ -52,9 +52,9 @@ __all__ = [
 
 N_STEPS, N_COUNTED = 14, 9
 """Steps run and the last of them, which are counted; the thresholds settle within the first few."""
-N_PROCESSES = 3
+N_PROCESSES = 9
 """Processes simulated where memory is given back, each with other small requests before it."""
-N_STEPPED_OPS = 60_000
+N_STEPPED_OPS = 180_000
 """About as many ops are stepped through: a trace of many ops has fewer processes."""
 N_FREE, FREE_BYTES = 8, (64 * KIB, 128 * KIB)
 """Number and sizes of the free chunks in a process that has imported torch and built a model."""
