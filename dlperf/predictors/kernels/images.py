@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from dlperf.core.operators import ITEM_BYTES
 from dlperf.core.trace import Op
 from dlperf.predictors.kernels.description import (
     KernelDescription,
@@ -19,6 +20,8 @@ from dlperf.predictors.kernels.onednn import Window
 
 _TAPS = {"nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16}
 """Elements of the coarse image that one of the fine image is made of."""
+_ALIASED_BYTES = 4096
+"""Distance of addresses that go to the same lines of a first-level cache."""
 _SIDES = {"1d": 1, "2d": 2, "3d": 3}
 
 
@@ -67,11 +70,14 @@ def _resampling(op: Op) -> KernelDescription:
         scales = op.args[-1] if op.name.endswith(".vec") and not size else ()
         sides = [int(side * float(scale)) for side, scale in zip(first.shape[-d:], scales)]  # type: ignore[arg-type]
         fine, coarse = planes * math.prod(size or sides), first.numel
+    # The loop passes over planes first: their elements then lie in the same lines of a cache.
+    plane_bytes = fine // max(planes, 1) * ITEM_BYTES[first.dtype]
+    is_aliased = d == 2 and plane_bytes >= _ALIASED_BYTES and plane_bytes % _ALIASED_BYTES == 0
     similar = _SIMILAR_RESAMPLING.get(kernel, f"upsample_{form}2d")
     return described(
         in_dtypes(first.dtype, f"{kernel}{way}", f"{similar}{way}"),
         (log2(planes), log2(fine / max(planes, 1))),
-        (fine * _TAPS[form], coarse, planes),
+        (fine * _TAPS[form], coarse, planes, fine * is_aliased),
     )
 
 
