@@ -38,7 +38,7 @@ _BIAS_SD = 0.06
 of -7, -3 and -8 % were seen on an Intel Xeon, an AMD EPYC of Zen 3 and one of Zen 5.
 """
 _PRIOR_SD, _PRIOR_TESTS = 0.1, 4
-"""Standard deviation of single tests that is assumed beforehand, and how many tests it counts as."""
+"""Standard deviation of single tests assumed beforehand, and as how many tests it counts."""
 _INDEPENDENT_TESTS = 4
 """Tests of one calibration that count at most: they share its minute."""
 

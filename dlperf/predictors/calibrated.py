@@ -193,9 +193,6 @@ def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float
     variance_s2 += carried_s**2
     half = machine.interval_factor(threads) * Z90 * math.sqrt(variance_s2) / total_s
     fault_s = cost_model.cost_s("page_fault") + cost_model.cost_s("page_release")
-    now = sum(simulated.faults)
-    fewer, more = (
-        max(0.0, faults) * fault_s / total_s
-        for faults in (now - simulated.fewest_faults, simulated.most_faults - now)
-    )
+    fewest, usual, most = simulated.faults_of_a_step
+    fewer, more = (max(0.0, n) * fault_s / total_s for n in (usual - fewest, most - usual))
     return max(0.05, 1.0 - math.hypot(half, fewer)), 1.0 + math.hypot(half, more)

@@ -107,7 +107,6 @@ class KernelCostModel:
     threads: int
     _models: dict[Variant, KernelModel] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
-    _largest: dict[Variant, float] = field(default_factory=dict)
     _by_sort: dict[tuple[str, ...], dict[Variant, Rows]] = field(default_factory=dict)
 
     @property
@@ -198,13 +197,6 @@ class KernelCostModel:
                 None if earlier else self._related(variant),
             )
         return self._models[variant]
-
-    def largest_bytes(self, variant: Variant) -> float:
-        """Bytes of all operands of a variant's largest measured kernel; infinite without one."""
-        if variant not in self._largest:
-            sizes = (float(streamed_bytes(kernel.op)) for _, kernel in self.rows(variant))
-            self._largest[variant] = max(sizes, default=math.inf)
-        return self._largest[variant]
 
     def carried_spread(self, variant: Variant) -> float:
         """Relative standard deviation of what carries a variant over from another machine."""

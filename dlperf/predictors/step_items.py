@@ -319,25 +319,15 @@ class StepItems:
                 for distance in analysis.operand_distance
             ]
         )
-        working_bytes = analysis.working_bytes
-        # A model knows no larger working sets than those that were measured.
-        known_bytes = np.array([self._known_bytes(index) for index in range(n)])
-        near_bytes = np.minimum(working_bytes, known_bytes)[analysis.operand_op]
+        near_bytes = analysis.working_bytes[analysis.operand_op]
         # Both ops pass over all their operands at once: of what one touches, half lies between
         # its passing of an element and its beginning or end, on average.
-        passed = working_bytes[analysis.operand_op] + working_bytes[analysis.operand_touched % n]
+        passed = near_bytes + analysis.working_bytes[analysis.operand_touched % n]
         far_bytes = np.minimum(analysis.operand_distance + passed / 2, analysis.step_bytes)
         near = self.caches.miss_s_per_byte(near_bytes)
         far = self.caches.miss_s_per_byte(far_bytes, untouched_s)
         extra_s += analysis.operand_bytes * np.maximum(far - near, 0.0)
         return extra_s
-
-    def _known_bytes(self, index: int) -> float:
-        """The largest working set of an op's kernel models, in bytes."""
-        priced, exact = self.priced[index], self.source[index] == "measured"
-        if priced is None or exact:
-            return math.inf
-        return max(self.cost_model.largest_bytes(one.variant) for one in priced.sub_kernels)
 
     def _kernels(self) -> list[Item]:
         """Items of the ops, one for each layer that shares an op."""

@@ -73,7 +73,8 @@ def self_test_lines(machine: Machine) -> list[str]:
         more_frac = machine.kernel_factor(threads) - 1.0 if tests else 0.0
         if abs(more_frac) >= _LEAST_CHANGE_FRAC:
             which = "longer" if more_frac > 0 else "shorter"
-            changed = f"; kernels in steps are predicted {format_percent(abs(more_frac))} {which}{changed}"
+            more = format_percent(abs(more_frac))
+            changed = f"; kernels in steps are predicted {more} {which}{changed}"
         problem = find_self_test_problem(machine, threads)
         passed = f"self-test with {counted(threads, 'thread')}: passed{changed}"
         found.append(f"self-test: {problem}" if problem else passed)

@@ -1,9 +1,10 @@
 """Self-test of a machine file: steps of random networks, predicted from it and measured.
 
 A calibration ends with it, always of the same networks; the check of a machine file times others.
-All that is fitted to them are one factor on steps' kernels and one on their intervals
-(:func:`dlperf.core.verification.kernel_factor`, :func:`dlperf.core.verification.interval_factor`). A
-file fails by :func:`dlperf.core.verification.why_failed`.
+All that is fitted to them are one factor on steps' kernels
+(:func:`dlperf.core.verification.kernel_factor`) and one on intervals
+(:func:`dlperf.core.verification.interval_factor`). A file fails by
+:func:`dlperf.core.verification.why_failed`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def test_a_resampled_image_counts_what_each_of_its_elements_is_made_of() -> None
     found = described("aten.upsample_bilinear2d.default", T(2, 4, 8, 8), (16, 16), False, 2.0, 2.0)
     assert found.variant == ("upsample_bilinear2d", "float32")
     assert found.features == (3.0, 8.0)  # eight planes of 256
-    assert found.terms == (1.0, 4 * 2 * 4 * 256, 2 * 4 * 64, 8.0)
+    assert found.terms == (1.0, 4 * 2 * 4 * 256, 2 * 4 * 64, 8.0, 0.0)
     backward = described(
         "aten.upsample_bilinear2d_backward.default",
         T(2, 4, 16, 16),
@@ -45,6 +45,9 @@ def test_a_resampled_image_counts_what_each_of_its_elements_is_made_of() -> None
     )
     assert backward.variant == ("upsample_bilinear2d_backward", "float32")
     assert (backward.features, backward.terms) == (found.features, found.terms)
+    # Planes of 4 KiB lie in the same lines of a cache.
+    aliased = described("aten.upsample_nearest2d.default", T(2, 4, 16, 16), (32, 32), 2.0, 2.0)
+    assert aliased.terms[-1] == 2 * 4 * 1024
 
 
 def test_sizes_come_from_scale_factors_where_none_is_given() -> None:
