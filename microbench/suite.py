@@ -93,13 +93,14 @@ def calibrate(
             f"warning: {max(threads)} threads on {machine.cpu.n_cores} cores: they will wait for"
             " each other"
         )
-    # A calibration that is run again mends disturbed groups; one that adds something does not, nor
-    # one that goes on where another was interrupted.
+    # A calibration that is run again goes on where one was cut short, and mends disturbed groups;
+    # one that adds something does neither, and one that was interrupted has none to mend.
+    goes_on = not traces and not workers
     tested = {test.threads for test in machine.self_tests}
-    mends = not traces and not workers and tested.issuperset(threads)
+    mends = goes_on and tested.issuperset(threads)
     # What is measured anew comes first: the file is not written before it is whole.
     in_order = sorted(threads, key=lambda count: count not in anew)
-    work = {count: _missing(machine, count, mode, traces, mends) for count in in_order}
+    work = {count: _missing(machine, count, mode, traces, goes_on, mends) for count in in_order}
     shared = _missing_co_runs(machine, mode, traces, workers)
     n_groups = sum(map(len, work.values())) + len(shared)
     planned = {_done_name(mode, count, name) for count in work for name, _ in work[count]}
@@ -281,10 +282,10 @@ def _cut_short(machine: Machine, threads: int) -> set[str]:
 
 
 def _missing(
-    machine: Machine, threads: int, mode: str, traces: Sequence[Trace], mends: bool
+    machine: Machine, threads: int, mode: str, traces: Sequence[Trace], goes_on: bool, mends: bool
 ) -> list[tuple[str, int]]:
-    """The groups still to measure, each with its weight in the progress bar; where it `mends`, also
-    what was measured on a busy machine or cut short.
+    """The groups still to measure, each with its weight in the progress bar; where it `goes_on`,
+    also those that were cut short, where it `mends`, those that were measured on a busy machine.
     """
     kernels = [*planned_groups(mode, machine.cpu.flags)]
     kernels += [trace_group(trace, mode) for trace in traces]
@@ -293,8 +294,10 @@ def _missing(
     # have left.
     again = {group.split()[0] for group in machine.missing_costs(threads=threads)}
     again &= set(SYSTEM_GROUPS)
+    if goes_on:
+        again |= _cut_short(machine, threads)
     if mends:
-        again |= _cut_short(machine, threads) | set(machine.busy_groups(threads))
+        again |= set(machine.busy_groups(threads))
     measured = _measured_points(machine, threads, mode, set(weights))
     missing = [
         (name, weight - len(measured.get(name, ())))

@@ -46,7 +46,14 @@ from dlperf.core.operators import (
 )
 from dlperf.core.records.machine import KernelModelFit, KernelRecord, MachineRecord
 from dlperf.core.state import REFERENCE, Reading, State, mean_state, median_state
-from dlperf.core.verification import Coverage, Disturbance, SelfTest, interval_factor, kernel_factor
+from dlperf.core.verification import (
+    Coverage,
+    Disturbance,
+    SelfTest,
+    check_tests,
+    interval_factor,
+    kernel_factor,
+)
 
 __all__ = [
     "EXACT",
@@ -373,6 +380,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         def read(data: dict[str, Any]) -> Machine:
             machine = cls.from_json(data)
             check_unique(machine.kernels, machine.costs)
+            check_tests(machine.self_tests)
             return machine
 
         path = find_path(path)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from dlperf.core.conversion import Name, PositiveSeconds, Seconds, Threads, Whole
+from dlperf.core.conversion import Name, PositiveSeconds, Seconds, Threads, Whole, refuse
 from dlperf.core.text import counted
 from dlperf.core.units import format_percent, format_seconds
 
@@ -164,6 +164,20 @@ class SelfTest:
     def factor(self) -> float:
         """Predicted over measured time or its inverse, whichever is above 1."""
         return max(self.predicted_s / self.measured_s, self.measured_s / self.predicted_s)
+
+
+def check_tests(tests: Sequence[SelfTest]) -> None:
+    """Raise DlperfError for a test of a file whose interval does not contain its prediction, or
+    that has more overhead than time.
+    """
+    for number, test in enumerate(tests):
+        entry, predicted = f"self_tests[{number}]", f"predicted_s, {test.predicted_s!r}"
+        if test.low_s > test.predicted_s:
+            refuse(f"{entry}.low_s", test.low_s, f"at most {predicted}")
+        if test.high_s < test.predicted_s:
+            refuse(f"{entry}.high_s", test.high_s, f"at least {predicted}")
+        if test.overhead_s >= test.predicted_s:
+            refuse(f"{entry}.overhead_s", test.overhead_s, f"less than {predicted}")
 
 
 def conformal_bound(values: Sequence[float]) -> float:

@@ -24,7 +24,7 @@ from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.machine import Kernel, Machine
 from dlperf.core.state import Reading
 from dlperf.core.trace import Op
-from dlperf.core.verification import SelfTest
+from dlperf.core.verification import Coverage, SelfTest
 from dlperf.microbench import results, suite
 from dlperf.microbench.plan import Group, Point, repeats
 from dlperf.microbench.worker import SYSTEM_GROUPS, planned_groups
@@ -697,6 +697,21 @@ def test_another_torch_does_not_replace_what_took_hours(
     assert len(worker.jobs) == 2
 
 
+def test_only_a_calibration_that_adds_nothing_goes_on_with_groups_that_were_cut_short() -> None:
+    """Interrupted ones, too, which have no self-test and mend nothing."""
+    planned = planned_groups("quick", host.this_cpu().flags)
+    names = [*SYSTEM_GROUPS, *(group.name for group in planned)]
+    short = planned[0]
+    cut = Machine(
+        host.this_cpu(),
+        costs=tuple(cost(key, 1e-6) for key in step_keys()),
+        groups=tuple(f"quick/1/{name}" for name in names),
+        coverage=(Coverage(short.name, 1, 0, len(short.points)),),
+    )
+    for goes_on, expected in ((True, [(short.name, len(short.points))]), (False, [])):
+        assert suite._missing(cut, 1, "quick", (), goes_on=goes_on, mends=False) == expected
+
+
 def test_costs_that_were_cut_out_are_measured_again() -> None:
     groups = tuple(
         f"quick/1/{name}"
@@ -710,7 +725,7 @@ def test_costs_that_were_cut_out_are_measured_again() -> None:
         costs=tuple(cost(key, 1e-6) for key in step_keys()),
         groups=groups,
     )
-    assert suite._missing(whole, 1, "quick", (), mends=False) == []
+    assert suite._missing(whole, 1, "quick", (), goes_on=False, mends=False) == []
     cut = replace(
         whole,
         costs=tuple(
@@ -719,9 +734,14 @@ def test_costs_that_were_cut_out_are_measured_again() -> None:
             if cost.key[:2] not in (("autograd_node", ""), ("cold_start", "first"))
         ),
     )
-    assert [name for name, _ in suite._missing(cut, 1, "quick", (), mends=False)] == ["framework"]
     assert [
-        name for name, _ in suite._missing(replace(whole, costs=()), 1, "quick", (), mends=False)
+        name for name, _ in suite._missing(cut, 1, "quick", (), goes_on=False, mends=False)
+    ] == ["framework"]
+    assert [
+        name
+        for name, _ in suite._missing(
+            replace(whole, costs=()), 1, "quick", (), goes_on=False, mends=False
+        )
     ] == ["framework", "memory"]
 
 

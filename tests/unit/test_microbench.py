@@ -605,11 +605,23 @@ def test_parts_of_a_sample_tell_how_much_longer_a_disturbed_call_takes() -> None
 def test_a_kernel_keeps_how_much_longer_it_takes_on_a_shared_core() -> None:
     timing = Timing(relus(3, 3), 1)
     timing._taken = {index: taken((1e-3, False), (1.4e-3, True)) for index in range(3)}
-    timing._taken[0].slow_s += [1.5e-3, 1.6e-3, 9e-3]
+    timing._taken[0].slow_s += [1.5e-3, 1.6e-3, 1.7e-3, 9e-3]  # at last it waited for a core
     timing._taken[1].raw = [one for one in timing._taken[1].raw if one.disturbed]
     timing._taken[1].slow_s += [1.5e-3]
     found = [kernel.shared_core for kernel in timing.result().kernels]
     assert found == [1.6, 0.0, 0.0]
+
+
+def test_waits_for_a_core_correct_no_kernel_that_was_always_disturbed() -> None:
+    """Beside eight kernels whose threads waited 99 ms for a core, and eight on a shared one."""
+    timing = Timing(relus(17, 3), 2)
+    slow_s = [0.1] * 8 + [1.5e-3] * 8
+    timing._taken = {n: taken((1e-3, False), (slow_s[n], True)) for n in range(16)}
+    timing._taken[16] = taken((1.5e-3, True))
+    assert timing.result().kernels[16].seconds == pytest.approx(1e-3)
+    timing._taken = {n: taken((1e-3, False), (0.1, True)) for n in range(16)}
+    timing._taken[16] = taken((1.5e-3, True))
+    assert timing.result().kernels[16].seconds == pytest.approx(1.5e-3)  # nothing corrects it
 
 
 def test_a_sample_that_a_slow_core_judged_is_disturbed() -> None:

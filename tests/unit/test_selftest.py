@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from dlperf import predict
 from dlperf.cli import calibration
 from dlperf.core import machine_doubts, verification
 from dlperf.core.clock import Samples
-from dlperf.core.errors import WorkFailed
+from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.items import NO_KERNEL
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
@@ -150,6 +151,24 @@ def test_only_kernels_are_corrected_by_tests() -> None:
     for item, corrected in zip(plain.prices.items, found.prices.items):
         times = 1.0 if item.bound in NO_KERNEL else kernel_factor((compute,) * 19)
         assert corrected.seconds == pytest.approx(times * item.seconds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"overhead_s": 2e-3}, "self_tests[1].overhead_s is 0.002; expected less than predicted_s"),
+        ({"low_s": 9.0}, "self_tests[1].low_s is 9.0; expected at most predicted_s, 0.001"),
+        ({"high_s": 1e-4}, "self_tests[1].high_s is 0.0001; expected at least predicted_s, 0.001"),
+    ],
+)
+def test_a_test_that_contradicts_itself_is_refused(
+    changes: dict[str, float], problem: str, tmp_path: Path
+) -> None:
+    tests = result_of(1.0), replace(result_of(1.0, seed=8), **changes)
+    path = tmp_path / "m.json"
+    replace(machine(), self_tests=tests).save(path)
+    with pytest.raises(DlperfError, match=re.escape(problem)):
+        Machine.load(path)
 
 
 def test_intervals_are_as_wide_as_the_worst_of_three_steps_asks_for() -> None:
