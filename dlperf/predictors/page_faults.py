@@ -78,7 +78,8 @@ def page_items(
     takes the memory. Memory is given back by the op after which it is freed; gradients freed before
     the first op by zero_grad.
 
-    A step has what its median one has, its phases in proportion to their means. A layer has what it
+    A step has what its median one has, or their mean where that is less: of few states of a process
+    the odds are uncertain. Its phases are in proportion to their means. A layer has what it
     has in its median step. What it has in fewer steps than half comes to some layer in most of
     them, no one knows to which: that is shared by all of a phase in proportion to their `others`'
     time. Where the medians add up to more than the phase's, all are that much shorter.
@@ -87,7 +88,7 @@ def page_items(
     steps_s = touched_s.sum(axis=1) + released_s.sum(axis=1)
     if not (usual_step_s := float(np.median(steps_s))):
         return
-    usual_frac = usual_step_s / float(np.mean(steps_s))
+    usual_frac = min(1.0, usual_step_s / float(np.mean(steps_s)))
     usual: dict[tuple[str, str, str], float] = {}
     usual_s: dict[str, float] = defaultdict(float)
     phase_s: dict[str, float] = defaultdict(float)

@@ -329,7 +329,8 @@ class AllocatorSimulation:
     back before op i, the last entry those at the step's end. `predecessors[s]` are the owners whose
     memory storage `s` took over in the process of median faults. `peak_bytes` is the most that was
     resident in the first steps, in the median of the processes. Of first touches in a step
-    `faults_of_a_step` are the 10, 50 and 90 % quantiles.
+    `faults_of_a_step` are the 10 and 90 % quantiles, and between them the lesser of median and
+    mean.
     """
 
     faults: tuple[float, ...]
@@ -373,7 +374,11 @@ def simulate(
         _means([step.faults for step in steps]),
         likely.predecessors,
         peak_bytes,
-        (quantile(totals, 0.1), statistics.median(totals), quantile(totals, 0.9)),
+        (
+            quantile(totals, 0.1),
+            min(statistics.median(totals), statistics.fmean(totals)),
+            quantile(totals, 0.9),
+        ),
         _means([step.huge_faults for step in steps]),
         _means([step.released for step in steps]),
         steps,
