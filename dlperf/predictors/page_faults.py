@@ -14,7 +14,7 @@ from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item
 from dlperf.core.trace import LOSS, Trace
 from dlperf.predictors.allocator.heap import HUGE_PAGE_BYTES, PAGE_BYTES
-from dlperf.predictors.allocator.simulation import AllocatorSimulation
+from dlperf.predictors.allocator.simulation import AllocatorSimulation, usual_of
 
 BOUND = "page-faults"
 N_OPERATORS = 11
@@ -78,17 +78,17 @@ def page_items(
     takes the memory. Memory is given back by the op after which it is freed; gradients freed before
     the first op by zero_grad.
 
-    A step has what its median one has, or their mean where that is less: of few states of a process
-    the odds are uncertain. Its phases are in proportion to their means. A layer has what it
-    has in its median step. What it has in fewer steps than half comes to some layer in most of
-    them, no one knows to which: that is shared by all of a phase in proportion to their `others`'
-    time. Where the medians add up to more than the phase's, all are that much shorter.
+    A step has what it usually has (:func:`usual_of`), its phases in proportion to their means. A
+    layer has what it has in its median step. What it has in fewer steps than half comes to some
+    layer in most of them, no one knows to which: that is shared by all of a phase in proportion to
+    their `others`' time. Where the medians add up to more than the phase's, all are that much
+    shorter.
     """
     touched_s, released_s = _seconds(simulated, faults, cost_s)
     steps_s = touched_s.sum(axis=1) + released_s.sum(axis=1)
-    if not (usual_step_s := float(np.median(steps_s))):
+    if not (usual_step_s := usual_of(steps_s.tolist())):
         return
-    usual_frac = min(1.0, usual_step_s / float(np.mean(steps_s)))
+    usual_frac = usual_step_s / float(np.mean(steps_s))
     usual: dict[tuple[str, str, str], float] = {}
     usual_s: dict[str, float] = defaultdict(float)
     phase_s: dict[str, float] = defaultdict(float)

@@ -21,6 +21,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dlperf.core.clock import quantile
 from dlperf.core.trace import Op, Trace
 from dlperf.core.units import KIB
@@ -376,13 +378,20 @@ def simulate(
         peak_bytes,
         (
             quantile(totals, 0.1),
-            min(statistics.median(totals), statistics.fmean(totals)),
+            usual_of(totals),
             quantile(totals, 0.9),
         ),
         _means([step.huge_faults for step in steps]),
         _means([step.released for step in steps]),
         steps,
     )
+
+
+def usual_of(steps: Sequence[float]) -> float:
+    """What a step usually has, of amounts in simulated `steps`: the median, or the mean where that
+    is less. Of few states of a process the odds are uncertain.
+    """
+    return float(min(np.median(steps), np.mean(steps)))
 
 
 def _means(rows: Sequence[Sequence[int]]) -> tuple[float, ...]:
