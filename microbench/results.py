@@ -137,4 +137,5 @@ def _with_earlier(kernel: Kernel, earlier: Kernel | None) -> Kernel:
         readings=readings,
         slowdown=earlier.slowdown,
         shared_core=kernel.shared_core or earlier.shared_core,
+        core_to_core=earlier.core_to_core if kernel.core_to_core is None else kernel.core_to_core,
     )

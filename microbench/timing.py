@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from dlperf.core.clock import Clock, Sampler, Samples, counting
 from dlperf.core.machine import Kernel
+from dlperf.core.state_probe import ParallelRegion
 from dlperf.microbench.plan import Group, Point
 
 _ONE_CALL_S = 0.005
@@ -42,6 +43,16 @@ _MOST_SHARED = 2.5
 time. What takes longer waited: on two virtual cores (AMD EPYC, Zen 5) up to 210 times for a thread
 that had no core. With one thread the longest of 3,084 kernels took 2.07 times.
 """
+_NEAR, _FAR = 1.25, 1.35
+"""Times of a parallel region relative to the least up to which cores are near each other, and from
+which they are far apart: on two virtual cores (AMD EPYC, Zen 5) 1.0 to 1.15 and 1.5 to 1.8.
+"""
+_MOST_RESPONSE, _LEAST_FACTOR = 3.0, 0.5
+"""Largest response of a kernel to how far cores are apart, one kernel's is noise above; and the
+least slowdown that an estimate assumes.
+"""
+_REGIONS = 3, 6
+"""Parallel regions before and after a sample: those that wake the team, and those that count."""
 _APART, _EXTRA = 25, 2
 """One of so many points of a group gets so many more samples in each pass: it tells by how much the
 least of few samples exceeds that of many.
@@ -73,7 +84,8 @@ class Timed:
 class _Raw:
     """A raw sample: seconds a call, whether it was disturbed, the number of the machine's reading
     before it, the least time of the core's work, by which it was judged, the number of its pass,
-    and whether it is one more than a kernel gets in a pass.
+    whether it is one more than a kernel gets in a pass, and the seconds of a parallel region before
+    and after it (0 of one thread).
     """
 
     seconds: float
@@ -82,6 +94,7 @@ class _Raw:
     best_s: float
     number: int
     is_extra: bool = False
+    regions_s: tuple[float, float] = (0.0, 0.0)
 
 
 def _agree(seconds: Sequence[float], count: int) -> bool:
@@ -170,18 +183,55 @@ class _Taken:
             return 0.0
         return float(f"{max(1.0, statistics.median(shared_s) / least_s):.3g}")
 
-    def result(
-        self, best_s: float, slowed: Sequence[tuple[float, float]]
-    ) -> tuple[Samples, tuple[int, ...]]:
-        """The undisturbed samples and what is shorter than all of them, since disturbances only
-        add, in the order taken, and the readings before them.
-
-        Without any, an estimate: the least sample over the median slowdown of the kernels `slowed`
-        that take about as long; all samples where too few kernels show one.
+    def near_and_far(self, best_s: float, region_s: float) -> tuple[list[_Raw], list[_Raw]]:
+        """The undisturbed samples between parallel regions of cores that are near each other, and
+        between those of cores that are far apart, where the least region takes `region_s`.
         """
         clean = self.clean(best_s)
-        counts = counting([(one.seconds, one not in clean) for one in self.raw])
-        rows = [one for one, counted in zip(self.raw, counts) if counted]
+        near = [one for one in clean if max(one.regions_s) <= _NEAR * region_s]
+        return near, [one for one in clean if min(one.regions_s) > _FAR * region_s]
+
+    def core_to_core(self, best_s: float, region_s: float) -> float | None:
+        """By which part a call takes longer where a parallel region takes twice as long; None
+        without samples of both.
+        """
+        near, far = self.near_and_far(best_s, region_s)
+        if not (near and far):
+            return None
+        near_s, far_s = (min(one.seconds for one in samples) for samples in (near, far))
+        longer = statistics.median(min(one.regions_s) for one in far) / region_s - 1.0
+        response = (far_s / near_s - 1.0) / longer if near_s else 0.0
+        return float(f"{max(-1.0, min(_MOST_RESPONSE, response)):.3g}")
+
+    def result(
+        self,
+        best_s: float,
+        slowed: Sequence[tuple[float, float]],
+        region_s: float = 0.0,
+        responses: Sequence[tuple[float, float]] = (),
+    ) -> tuple[Samples, tuple[int, ...]]:
+        """The undisturbed samples of cores near each other and what is shorter than all of them,
+        since disturbances only add, in the order taken, and the readings before them.
+
+        Without any, an estimate: the least undisturbed sample of cores far apart, by the median of
+        the `responses` of kernels that take about as long; the least sample over the median
+        slowdown of the kernels `slowed` that take about as long; all samples where too few kernels
+        show one.
+        """
+        clean = self.clean(best_s)
+        near, far = self.near_and_far(best_s, region_s)
+        if far and not near and len(responses) >= _LEAST_ALIKE:
+            least = min(far, key=lambda one: one.seconds)
+            response = statistics.median(_alike(responses, least.seconds, _MOST_ALIKE))
+            longer = min(least.regions_s) / region_s - 1.0
+            seconds = least.seconds / max(_LEAST_FACTOR, 1.0 + response * longer)
+            return Samples((seconds,), len(self.raw) - 1), (
+                () if least.reading is None else (least.reading,)
+            )
+        others = [one for one in clean if one not in near] if near else []
+        raw = [one for one in self.raw if one not in others]
+        counts = counting([(one.seconds, one not in (near or clean)) for one in raw])
+        rows = [one for one, counted in zip(raw, counts) if counted]
         samples = Samples(tuple(one.seconds for one in rows), len(self.raw) - len(rows))
         if not clean and len(slowed) >= _LEAST_ALIKE:
             least = min(self.raw, key=lambda one: one.seconds)
@@ -226,13 +276,15 @@ class Timing:
     Interference lasts from parts of a second to minutes, and the placement of operands in the
     caches matters; samples in a row share both. So a pass takes a few samples of each kernel, each
     after those of others, in memory of its own, and passes are to be some time apart. `reading`
-    returns the number of a present reading of the machine's state.
+    returns the number of a present reading of the machine's state. With several threads `region`
+    tells at each sample how far apart their cores are.
     """
 
     group: Group
     threads: int
     clock: Clock = field(default_factory=Clock)
     reading: Callable[[], int] | None = None
+    region: ParallelRegion | None = None
     _taken: dict[int, _Taken] = field(default_factory=dict)
     _refused: dict[int, str] = field(default_factory=dict)
     _n_passes: int = 0
@@ -275,11 +327,13 @@ class Timing:
         all samples that of the usual ones is.
         """
         best_s, slowed = self.clock.best_s(), self._slowed_with(elsewhere)
-        found = []
+        region_s, found = self._least_region_s, []
         for taken in self._taken.values():
             usual = taken.usual()
             if usual.raw and len(usual.raw) < len(taken.raw):
-                least_s, usual_s = (one.result(best_s, slowed)[0].minimum for one in (taken, usual))
+                least_s, usual_s = (
+                    one.result(best_s, slowed, region_s)[0].minimum for one in (taken, usual)
+                )
                 if least_s > 0:
                     excess = math.log(usual_s / least_s)
                     found.append((least_s, max(-_MOST_EXCESS, min(_MOST_EXCESS, excess))))
@@ -290,6 +344,26 @@ class Timing:
         """Seconds of disturbed calls, and how many times the undisturbed ones these are."""
         best_s = self.clock.best_s()
         return [pair for taken in self._taken.values() for pair in taken.slowed(best_s)]
+
+    @property
+    def responses(self) -> list[tuple[float, float]]:
+        """Seconds of kernels that were sampled with cores near each other and far apart, and by
+        which part they take longer where a parallel region takes twice as long.
+        """
+        best_s, region_s = self.clock.best_s(), self._least_region_s
+        found = [
+            (taken.least_s(best_s), taken.core_to_core(best_s, region_s))
+            for taken in self._taken.values()
+        ]
+        return [(seconds, part) for seconds, part in found if seconds and part is not None]
+
+    @property
+    def _least_region_s(self) -> float:
+        return 0.0 if self.region is None else self.region.least_s
+
+    def _region_s(self) -> float:
+        """Seconds of a parallel region now, 0 of one thread."""
+        return 0.0 if self.region is None else self.region.seconds(*_REGIONS)
 
     def take(
         self, indices: Sequence[int], progress: Callable[[int], None], allowance_s: float = math.inf
@@ -384,10 +458,12 @@ class Timing:
         # The next round is soon enough: nothing waits here.
         clock = replace(self.clock, back_off=None)
         sampler = Sampler(made.call, replace(self.group.repeats, n_samples=1), clock, taken.n_calls)
+        before_s = self._region_s()
         sampler.take(_EXTENSION)
-        best_s = self.clock.best_s()
+        best_s, regions_s = self.clock.best_s(), (before_s, self._region_s())
         taken.raw += [
-            _Raw(*pair, reading, best_s, self._n_passes, made.is_extra) for pair in sampler.pairs
+            _Raw(*pair, reading, best_s, self._n_passes, made.is_extra, regions_s)
+            for pair in sampler.pairs
         ]
         taken.slowed_parts += sampler.slowed
         taken.slow_s += sampler.slow_s
@@ -401,6 +477,7 @@ class Timing:
         self,
         elsewhere: Sequence[tuple[float, float]] = (),
         excesses: Sequence[tuple[float, float]] = (),
+        responses: Sequence[tuple[float, float]] = (),
     ) -> Timed:
         """What the passes so far found: the undisturbed samples of each kernel, or an estimate for
         one that has none, by the slowdowns of the group's kernels, or those `elsewhere` where these
@@ -411,16 +488,25 @@ class Timing:
         kernel with more samples has none.
         """
         best_s, slowed = self.clock.best_s(), self._slowed_with(elsewhere)
-        known = excesses or self.excesses(elsewhere)
+        known, region_s = excesses or self.excesses(elsewhere), self._least_region_s
+        own = self.responses
+        responses = own if len(own) >= _LEAST_ALIKE else [*own, *responses]
         kernels = []
         for index, taken in sorted(self._taken.items()):
             point = self.group.points[index]
-            samples, readings = taken.result(best_s, slowed)
+            samples, readings = taken.result(best_s, slowed, region_s, responses)
             if not any(one.is_extra for one in taken.raw):
                 samples = samples.minus(0.0, _excess(known, samples.minimum))
-            shared = taken.shared_core(best_s)
             kernels.append(
-                Kernel(point.op, point.family, self.threads, samples, readings, shared_core=shared)
+                Kernel(
+                    point.op,
+                    point.family,
+                    self.threads,
+                    samples,
+                    readings,
+                    shared_core=taken.shared_core(best_s),
+                    core_to_core=taken.core_to_core(best_s, region_s),
+                )
             )
         n_planned = len(self.group.points) - self._n_further
         return Timed(

@@ -22,7 +22,7 @@ from dlperf.core.clock import Clock, CoreSpeed, Samples, involuntary_switches
 from dlperf.core.costs import CORE_SPEED, SHARED_CORE, Cost, CostKey
 from dlperf.core.machine import EXACT, Bandwidth, Machine
 from dlperf.core.state import Reading
-from dlperf.core.state_probe import StateProbe
+from dlperf.core.state_probe import ParallelRegion, StateProbe
 from dlperf.core.trace import Trace
 from dlperf.microbench.job import Say, do_job
 from dlperf.microbench.plan import Group, Point, repeats
@@ -238,6 +238,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     clock = speed.clock()
     probe = StateProbe(cpu, is_slow=speed.slow)
     states = States(probe, speed.now, job["n_readings"], _READ_EVERY_S[mode])
+    region = ParallelRegion(speed.now) if n_threads > 1 else None
     budget = Clock(speed.now).within(BUDGET_S[mode])
     least = budget.part(LEAST_FRAC[mode])
 
@@ -276,7 +277,11 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)} | exact
     timings = {
         name: Timing(
-            _without(groups[name], job["measured"].get(name, ())), n_threads, clock, states.current
+            _without(groups[name], job["measured"].get(name, ())),
+            n_threads,
+            clock,
+            states.current,
+            region,
         )
         for name in job["groups"]
         if name in groups
@@ -415,8 +420,9 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         tell(name, costs=system_costs[name])
     slowed = [pair for timing in timings.values() for pair in timing.slowed]
     excesses = [one for timing in timings.values() for one in timing.excesses(slowed)]
+    responses = [pair for timing in timings.values() for pair in timing.responses]
     for name, timing in timings.items():
-        tell(name, timing.result(slowed, excesses))
+        tell(name, timing.result(slowed, excesses, responses))
 
 
 def _without(group: Group, indices: Sequence[int]) -> Group:

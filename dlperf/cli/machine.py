@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dlperf.cli.devices import IMPORT, NEW
 from dlperf.cli.inputs import Answer, load_machine, naming_unfit_kernels
 from dlperf.cli.options import Command, common, machine_files
-from dlperf.cli.states import STATE_COMMAND
+from dlperf.cli.states import STATE_COMMAND, take_reading
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable, schema_of
 from dlperf.core.streams import warn
@@ -47,14 +47,13 @@ def check(args: Namespace) -> Answer:
     from dlperf.core import host
     from dlperf.core.machine_doubts import find_mismatches, find_state_problem
     from dlperf.core.readings import with_readings
-    from dlperf.core.state_probe import take_reading
     from dlperf.report import machine_check
 
     cpu, versions = host.this_cpu(), host.versions()
     machine = load_machine(args, args.files)
     state: State | None = None
     if machine.kernels and not find_mismatches(machine, cpu, versions):
-        reading = take_reading()
+        reading = take_reading(max(machine.threads))
         state = None if machine.reference is None else reading.over(machine.reference)
         machine = _repeat_self_test(with_readings(machine, [reading]))
         _keep(machine)

@@ -113,11 +113,11 @@ def predict(args: Namespace) -> Answer:
             )
         )
     )
-    state = state_of(args.states, machine)
     point = None if args.point is None else Measurement.load(args.point)
     source, there = _profile(args.profiled_on)
-    recorded = read_or_record(args, args.target, machine=machine)
     threads = 1 if args.workers else threads_for(args, machine)
+    state = state_of(args.states, machine, threads)
+    recorded = read_or_record(args, args.target, machine=machine)
     prediction = predict_and_warn(
         recorded,
         machine,

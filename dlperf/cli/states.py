@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlperf.cli.inputs import Answer, load_machine
+from dlperf.cli.inputs import Answer, load_machine, threads_for, use_threads
 from dlperf.cli.options import Command, Problems, common, machine_files, option, output
-from dlperf.core.argument_types import count
 from dlperf.core.errors import DlperfError
 from dlperf.core.streams import warn
 from dlperf.core.text import counted, fit
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
-    from dlperf.core.state import State
+    from dlperf.core.state import Reading, State
 
 NOW, REFERENCE = "now", "reference"
 STATE = option(
@@ -33,15 +33,16 @@ STATE = option(
 )
 
 
-def state_of(names: Sequence[str], machine: Machine) -> State | None:
-    """The mean of the named states; None where none is named, or the machine file has no reference.
+def state_of(names: Sequence[str], machine: Machine, threads: int) -> State | None:
+    """The mean of the named states for steps of `threads`; None where none is named, or the machine
+    file has no reference.
 
     Raises DlperfError for a file of another machine or another kind, and for ``now`` with a machine
     file of another machine.
     """
     from dlperf.core.state import mean_state
 
-    states = [_state(name, machine) for name in names]
+    states = [_state(name, machine, threads) for name in names]
     if not machine.states and any(name != REFERENCE for name in names):
         warn_of_states(machine)
     return mean_state([state for state in states if state is not None]) if names else None
@@ -55,18 +56,26 @@ def warn_of_states(machine: Machine) -> None:
         warn(f"{_name(machine)}: {problem}")
 
 
-def _state(name: str, machine: Machine) -> State:
+def take_reading(threads: int) -> Reading:
+    """A reading of this machine now, with a team of `threads`."""
+    from dlperf.core import state_probe
+
+    if threads > 1:
+        use_threads(threads)
+    return state_probe.take_reading()
+
+
+def _state(name: str, machine: Machine, threads: int) -> State:
     """The state of a name, as at the reference without any."""
     from dlperf.core import state
     from dlperf.core.machine_doubts import find_impossible_factor
     from dlperf.core.state_file import ProbedState
-    from dlperf.core.state_probe import take_reading
 
     if name == REFERENCE:
         return state.REFERENCE
     if name == NOW:
         _check_this_machine(machine, "for the state there, give the FILE of dlperf machine state")
-        reading = take_reading() if machine.reference is not None else None
+        reading = take_reading(threads) if machine.reference is not None else None
     elif not os.path.exists(name):
         raise DlperfError(
             f"--state {name}: is neither now nor reference, and there is no such file; dlperf"
@@ -87,7 +96,10 @@ def _state(name: str, machine: Machine) -> State:
         raise DlperfError(
             f"{name}: reading.{impossible}; dlperf machine state -o FILE probes the machine again"
         )
-    return reading.over(machine.reference)
+    found = reading.over(machine.reference)
+    if reading.parallel_region_s:
+        return found
+    return replace(found, core_to_core=machine.usual_state.core_to_core)  # of one thread alone
 
 
 def _check_this_machine(machine: Machine, way_out: str) -> None:
@@ -118,11 +130,10 @@ def _named(identity: tuple[str, str, int]) -> str:
 def probe(args: Namespace) -> Answer:
     """The state of this machine now, against the machine file's reference."""
     from dlperf.core.state_file import probed_state
-    from dlperf.core.state_probe import take_reading
 
     machine = load_machine(args, args.files)
     _check_this_machine(machine, "name this machine's file")
-    found = probed_state(take_reading())
+    found = probed_state(take_reading(threads_for(args, machine)))
     if args.output is not None:
         found.save(args.output)
     warn_of_states(machine)
@@ -147,17 +158,11 @@ def check(args: Namespace) -> Problems:
 
 STATE_COMMAND = Command(
     "state",
-    "how fast this machine is now against its machine file, by a short probe of one core",
+    "how fast this machine is now against its machine file, by a short probe",
     options=(
         machine_files(),
         output("state file to write, for predict --state"),
-        option(
-            "--threads",
-            type=count,
-            metavar="T",
-            help="without effect: the probe is of one core",
-        ),
-        *common(threads=False, batch_size=False),
+        *common(batch_size=False),
     ),
     work=probe,
     check=check,

@@ -37,6 +37,9 @@ class Item:
 
     `response` is by which part its main part and its arithmetic take longer where short work does
     by 1 (:attr:`dlperf.core.state.State.sharing`); None where they move with their bounds.
+    `response_between` is by which part all of it takes longer where a short parallel region
+    does by 1 (:attr:`dlperf.core.state.State.core_to_core`); below 0 where cores far apart have
+    more caches.
     """
 
     layer: str
@@ -50,6 +53,7 @@ class Item:
     parts: Shares = ()
     needs: Shares = ()
     response: float | None = None
+    response_between: float = 0.0
 
 
 class ItemTimes:
@@ -63,7 +67,8 @@ class ItemTimes:
     Parts add up to t, and no need exceeds it, so at f = 1 the time is t; it falls with no f_b, and
     never below a need. Of an item with a response r its main part, its arithmetic, and its need of
     that have 1 + r s in the place of f_b, s the sharing of the core: what a co-tenant on the same
-    core leaves depends on the kernel.
+    core leaves depends on the kernel. All factors of an item with a response r' to how far cores
+    are apart are r' (c - 1) larger, c the slowdown of a short parallel region.
     """
 
     def __init__(self, items: Sequence[Item]) -> None:
@@ -85,12 +90,15 @@ class ItemTimes:
         known = [(at, item.response) for at, item in enumerate(items) if item.response is not None]
         self._responding = np.array([at for at, _ in known], dtype=int)
         self._responses = np.array([response for _, response in known], dtype=float)
+        self._between = np.array([item.response_between for item in items], dtype=float)
 
     def _factors(self, state: State) -> tuple[Array, Array]:
         """Slowdown of each part and of each need (n, bounds)."""
         usual = np.array([state.factor(bound) for bound in BOUNDS])
-        needs = np.tile(usual, (len(self.items), 1))
-        own = np.maximum(1.0 + self._responses * state.sharing, _LEAST_FACTOR)
+        farther = self._between * (state.core_to_core - 1.0)
+        needs = np.maximum(usual + farther[:, None], _LEAST_FACTOR)
+        own = 1.0 + self._responses * state.sharing + farther[self._responding]
+        own = np.maximum(own, _LEAST_FACTOR)
         needs[self._responding, BOUNDS.index("compute")] = own
         parts = needs.copy()
         parts[self._responding, self.main[self._responding]] = own
@@ -145,6 +153,7 @@ class ItemTimes:
                 parts=_shares(part, main) if item.parts else (),
                 needs=_shares(need) if item.needs else (),
                 response=None,
+                response_between=0.0,
             )
             for item, now_s, main, part, need in rows
         )

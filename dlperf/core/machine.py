@@ -7,6 +7,7 @@ is used: a better predictor needs no new measurement.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -45,7 +46,7 @@ from dlperf.core.operators import (
     tensors_from_records,
 )
 from dlperf.core.records.machine import KernelModelFit, KernelRecord, MachineRecord
-from dlperf.core.state import REFERENCE, Reading, State, mean_state, median_state
+from dlperf.core.state import REFERENCE, Reading, State, mean_state, usual_state
 from dlperf.core.verification import (
     Coverage,
     Disturbance,
@@ -221,15 +222,29 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
     @cached_property
     def states(self) -> tuple[State, ...]:
-        """The states of the machine that were seen, relative to the reference."""
+        """The states of the machine that were seen, relative to the reference. Those of one thread
+        have what others have of :attr:`dlperf.core.state.State.core_to_core`, in turns.
+        """
         if self.reference is None:
             return ()
-        return tuple(reading.over(self.reference) for reading in self.readings)
+        found = [reading.over(self.reference) for reading in self.readings]
+        known = [
+            state.core_to_core
+            for state, reading in zip(found, self.readings)
+            if reading.parallel_region_s
+        ]
+        turns = itertools.cycle(known or [1.0])
+        return tuple(
+            state if reading.parallel_region_s else replace(state, core_to_core=next(turns))
+            for state, reading in zip(found, self.readings)
+        )
 
     @property
     def usual_state(self) -> State:
-        """The median of the states that were seen; the reference without any."""
-        return median_state(self.states) if self.states else REFERENCE
+        """What is usual of the states that were seen (:func:`dlperf.core.state.usual_state`); the
+        reference without any.
+        """
+        return usual_state(self.states) if self.states else REFERENCE
 
     @property
     def mean_slowdown(self) -> float:
@@ -401,6 +416,9 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                     **samples_to_json(kernel.samples),
                     **state_to_json(kernel),
                     **({"shared_core": kernel.shared_core} if kernel.shared_core else {}),
+                    **(
+                        {} if kernel.core_to_core is None else {"core_to_core": kernel.core_to_core}
+                    ),
                 }
             )
         return {
@@ -454,7 +472,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
         def kernel(entry: str, row: KernelRecord) -> Kernel:
             op = Op(row.op.name, *arguments_from_json(row.op.args, row.op.kwargs, tensors, entry))
-            state = row.readings, row.slowdown, row.shared_core or 0.0
+            state = row.readings, row.slowdown, row.shared_core or 0.0, row.core_to_core
             return Kernel(op, row.family, row.threads, samples_from_record(row), *state)
 
         return cls(

@@ -5,6 +5,7 @@ measured on a busy machine, with a self-test that failed, or without states that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dlperf.core import host
@@ -35,7 +36,7 @@ def has_fitting_reference(machine: Machine) -> bool:
     """Whether there is a reference state, and the median of the readings is one that a machine with
     this reference can have.
     """
-    usual = vars(machine.usual_state).values()
+    usual = vars(replace(machine.usual_state, core_to_core=1.0)).values()
     return machine.reference is not None and all(
         LEAST_USUAL <= factor <= MOST_USUAL for factor in usual
     )
@@ -95,7 +96,8 @@ def find_impossible_factor(reading: Reading, reference: Reading) -> str:
     """
     for name, factor in vars(reading.over(reference)).items():
         if not LEAST_FACTOR <= factor <= MOST_FACTOR:
-            seconds = format_seconds(getattr(reading, f"{name}_s"))
+            probes = {**vars(reading), "core_to_core_s": sum(reading.parallel_region_s.values())}
+            seconds = format_seconds(probes[f"{name}_s"])
             return (
                 f"{name}_s of {seconds} is {factor:.2g} of the reference, which no machine can have"
                 f" ({LEAST_FACTOR:g} to {MOST_FACTOR:g})"

@@ -53,7 +53,8 @@ class Kernel:
     While a calibration goes on, `readings` are the numbers of the machine's readings before its
     last samples; `slowdown` is that of the others: of the least sample over the reference state.
     `shared_core` is how many times longer a call takes while a co-tenant has the same core, 0 where
-    none had.
+    none had. `core_to_core` is by which part it takes longer while a short parallel region takes
+    twice as long (:attr:`dlperf.core.state.State.core_to_core`), None where that was not seen.
     """
 
     op: Op
@@ -63,6 +64,7 @@ class Kernel:
     readings: tuple[int, ...] = ()
     slowdown: float = 1.0
     shared_core: float = 0.0
+    core_to_core: float | None = None
 
     @property
     def seconds(self) -> float:

@@ -60,7 +60,7 @@ class Prices:
         """The price list whose items move with their bounds alone, as with resources that change
         for good.
         """
-        return self.map_items(lambda item: replace(item, response=None))
+        return self.map_items(lambda item: replace(item, response=None, response_between=0.0))
 
     def at_state(self, state: State, others: Sequence[State] = ()) -> Prices:
         """The price list of the reference state at another one, as

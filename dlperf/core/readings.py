@@ -33,8 +33,13 @@ def first_referred(machine: Machine) -> int | None:
 
 def with_reference(machine: Machine) -> Machine:
     """The machine with the least of its readings (their :data:`dlperf.core.state.LEAST` quantile,
-    probe by probe) as its reference, where it has none yet.
+    probe by probe) as its reference, where it has none yet; with the least parallel region of each
+    further number of threads.
     """
-    if machine.reference is not None or not machine.readings:
+    if not machine.readings:
         return machine
-    return replace(machine, reference=reading_of(machine.readings, LEAST))
+    least = reading_of(machine.readings, LEAST)
+    if machine.reference is None:
+        return replace(machine, reference=least)
+    regions_s = least.parallel_region_s | machine.reference.parallel_region_s
+    return replace(machine, reference=replace(machine.reference, parallel_region_s=regions_s))

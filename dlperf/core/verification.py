@@ -40,10 +40,7 @@ of -7, -3 and -8 % were seen on an Intel Xeon, an AMD EPYC of Zen 3 and one of Z
 _PRIOR_SD, _PRIOR_TESTS = 0.1, 4
 """Standard deviation of single tests assumed beforehand, and as how many tests it counts."""
 _INDEPENDENT_TESTS = 4
-"""Tests of one calibration that count at most: they share its minute. With several threads a single
-one counts: on two virtual cores (AMD EPYC, Zen 5) all 19 tests took 1.25 times as long in three of
-eight minutes, and readings of the state, of one core, were the same.
-"""
+"""Tests of one calibration that count at most: they share its minute."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +214,7 @@ def kernel_factor(tests: Sequence[SelfTest]) -> float:
     bias = (known[lower][0] + known[min(upper, len(known) - 1)][0]) / 2
     squares = math.fsum((weight * (error - bias)) ** 2 for error, weight in known)
     variance = (_PRIOR_TESTS * _PRIOR_SD**2 + squares) / (_PRIOR_TESTS + n_tests - 1)
-    variance /= min(n_tests, _INDEPENDENT_TESTS if tests[0].threads == 1 else 1)
+    variance /= min(n_tests, _INDEPENDENT_TESTS)
     return math.exp(-bias * _BIAS_SD**2 / (_BIAS_SD**2 + variance))
 
 

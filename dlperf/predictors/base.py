@@ -48,6 +48,7 @@ def op_items(
     parts: Sequence[Shares] = (),
     needs: Sequence[Shares] = (),
     responses: Sequence[float | None] = (),
+    between: Sequence[float] = (),
 ) -> list[Item]:
     """Items of a trace's ops, one for each layer that shares an op."""
     return [
@@ -62,6 +63,7 @@ def op_items(
             parts=parts[index] if parts else (),
             needs=needs[index] if needs else (),
             response=responses[index] if responses else None,
+            response_between=between[index] if between else 0.0,
         )
         for index, op in enumerate(trace.ops)
         for layer, share in op.layer_shares

@@ -1,11 +1,13 @@
-"""How kernels respond to a core that a co-tenant shares: by their variant, family and length."""
+"""How kernels respond to a core that a co-tenant shares, and to cores that are far from each other:
+by their variant, family and length.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -32,24 +34,27 @@ _MOST_RESPONSE = 3.0
 
 
 class CoreResponses:
-    """Responses of the kernels of a cost model."""
+    """Responses of the kernels of a cost model to a core that a co-tenant shares, and to cores that
+    are far from each other.
+    """
 
     def __init__(self, cost_model: KernelCostModel) -> None:
         self._cost_model = cost_model
+        self._shared = _Responses(cost_model, _shared_part)
+        self._between = _Responses(cost_model, lambda kernel: kernel.core_to_core)
 
     def of(self, priced: PricedKernel | None, seconds: float) -> float | None:
         """By which part an op of `seconds` takes longer on a shared core where short work does by 1
-        (:attr:`dlperf.core.items.Item.response`): a mean of kernels that met a co-tenant, of the
-        variants of its sub-kernels, those that take about as long the more. None where the
-        calibration met none.
+        (:attr:`dlperf.core.items.Item.response`). None where the calibration met no co-tenant.
         """
-        if self._probes <= 0.0 or not self._by_family:
-            return None
-        pieces = [] if priced is None else priced.sub_kernels
-        longer_s = math.fsum(one.seconds * self._part(one.variant, one.seconds) for one in pieces)
-        whole_s = math.fsum(one.seconds for one in pieces)
-        part = longer_s / whole_s if whole_s > 0 else self._part(None, seconds)
-        return min(max(part, 0.0) / self._probes, _MOST_RESPONSE)
+        part = self._shared.of(priced, seconds) if self._probes > 0.0 else None
+        return None if part is None else min(max(part, 0.0) / self._probes, _MOST_RESPONSE)
+
+    def between(self, priced: PricedKernel | None, seconds: float) -> float:
+        """By which part an op of `seconds` takes longer where a short parallel region does by 1
+        (:attr:`dlperf.core.items.Item.response_between`); 0 where the calibration saw no such.
+        """
+        return self._between.of(priced, seconds) or 0.0
 
     @cached_property
     def _probes(self) -> float:
@@ -60,17 +65,42 @@ class CoreResponses:
         parts = [cost.value - 1.0 for cost in costs if cost.key.of in OF_SHARING]
         return max(0.0, statistics.fmean(parts)) if len(parts) == len(OF_SHARING) else 0.0
 
+
+def _shared_part(kernel: Kernel) -> float | None:
+    """By which part a kernel takes longer on a shared core; None where that was not seen."""
+    return kernel.shared_core - 1.0 if kernel.shared_core else None
+
+
+class _Responses:
+    """By which part an op takes longer: a mean of kernels of which that was seen, of the variants
+    of its sub-kernels, those that take about as long the more.
+    """
+
+    def __init__(
+        self, cost_model: KernelCostModel, part_of: Callable[[Kernel], float | None]
+    ) -> None:
+        self._cost_model, self._part_of = cost_model, part_of
+
+    def of(self, priced: PricedKernel | None, seconds: float) -> float | None:
+        """By which part an op of `seconds` takes longer; None where it was seen of no kernel."""
+        if not self._by_family:
+            return None
+        pieces = [] if priced is None else priced.sub_kernels
+        longer_s = math.fsum(one.seconds * self._part(one.variant, one.seconds) for one in pieces)
+        whole_s = math.fsum(one.seconds for one in pieces)
+        return longer_s / whole_s if whole_s > 0 else self._part(None, seconds)
+
     @cached_property
     def _by_family(self) -> dict[str, tuple[Array, Array]]:
-        """Of kernels that met a co-tenant log2 of seconds (n,), and by which part they took longer
+        """Of kernels of which it was seen log2 of seconds (n,), and by which part they took longer
         (n,), by family; of all under no name.
         """
         found: dict[str, list[Kernel]] = defaultdict(list)
         for one in self._cost_model.machine.kernels:
-            if one.shared_core and one.threads == self._cost_model.threads:
+            if one.threads == self._cost_model.threads and self._part_of(one) is not None:
                 found[one.family].append(one)
                 found[""].append(one)
-        return {name: _points(of) for name, of in found.items()}
+        return {name: self._points(of) for name, of in found.items()}
 
     def _part(self, variant: Variant | None, seconds: float) -> float:
         """By which part a kernel of a variant takes longer."""
@@ -79,13 +109,13 @@ class CoreResponses:
         family = cost_model.family(variant) if variant is not None and rows else ""
         logs, parts = self._by_family.get(family) or self._by_family[""]
         prior = np.average(parts, weights=nearness(np.abs(logs - at)))
-        own_logs, own_parts = _points(kernel for _, kernel in rows)
+        own_logs, own_parts = self._points(kernel for _, kernel in rows)
         weights = [_FAMILY_WEIGHT, *nearness(np.abs(own_logs - at))]
         return float(np.average([prior, *own_parts], weights=weights))
 
-
-def _points(kernels: Iterable[Kernel]) -> tuple[Array, Array]:
-    """Of kernels that met a co-tenant log2 of seconds (n,), and what they took longer (n,)."""
-    met = [one for one in kernels if one.shared_core]
-    parts = np.array([one.shared_core for one in met]) - 1.0
-    return np.log2([one.seconds for one in met]), parts
+    def _points(self, kernels: Iterable[Kernel]) -> tuple[Array, Array]:
+        """Of kernels of which it was seen log2 of seconds (n,), and what they took longer (n,)."""
+        seen = [(one.seconds, self._part_of(one)) for one in kernels]
+        known = [(seconds, part) for seconds, part in seen if part is not None]
+        logs, parts = np.array(known, dtype=float).reshape(-1, 2).T
+        return np.log2(logs), parts

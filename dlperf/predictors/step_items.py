@@ -351,13 +351,20 @@ class StepItems:
         )
         ops, core_responses = self.trace.ops, self.cost_model.core_responses
         distinct = {op.signature: index for index, op in enumerate(ops)}
-        by_signature = {
-            signature: core_responses.of(self.priced[index], self.kernel_s[index])
-            for signature, index in distinct.items()
-        }
-        responses = [by_signature[op.signature] for op in ops]
+        by_signature = {}
+        for signature, index in distinct.items():
+            kernel = self.priced[index], self.kernel_s[index]
+            by_signature[signature] = core_responses.of(*kernel), core_responses.between(*kernel)
+        responses, between = zip(*(by_signature[op.signature] for op in ops))
         return op_items(
-            self.trace, seconds, found.bounds, self.source, found.parts, found.needs, responses
+            self.trace,
+            seconds,
+            found.bounds,
+            self.source,
+            found.parts,
+            found.needs,
+            responses,
+            between,
         )
 
     def _call(

@@ -111,6 +111,11 @@ class Refresh:
         }
 
 
+def _slowdown(kernel: Kernel, state: State, bound: str) -> float:
+    """How many times longer a kernel takes in a state."""
+    return state.factor(bound) + (kernel.core_to_core or 0.0) * (state.core_to_core - 1.0)
+
+
 def compare(
     machine: Machine,
     timed: Sequence[tuple[Kernel, float, Sequence[Reading]]],
@@ -125,7 +130,7 @@ def compare(
     for kernel, seconds, around in timed:
         bound = bound_of(kernel, machine)
         states = [] if reference is None else [reading.over(reference) for reading in around]
-        slowdown = min((state.factor(bound) for state in states), default=1.0)
+        slowdown = min((_slowdown(kernel, state, bound) for state in states), default=1.0)
         ratios[kernel.family, kernel.threads].append(seconds / (kernel.seconds * slowdown))
     movements = tuple(
         Movement(*key, len(own), median(own), 0.5 * (quantile(own, 0.9) - quantile(own, 0.1)))

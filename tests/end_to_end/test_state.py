@@ -114,6 +114,29 @@ def _predicted(done: object) -> dict:
     return dict(json.loads(done.out))  # type: ignore[attr-defined]
 
 
+def test_cores_far_apart_are_a_state_of_several_threads(
+    dlperf: Callable, referenced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine.load(referenced)
+    kernels = tuple(replace(kernel, core_to_core=0.5) for kernel in machine.kernels)
+    with_team = replace(ONE, parallel_region_s={1: 2e-6, 2: 2e-6})
+    replace(machine, kernels=kernels, reference=with_team).save(referenced)
+    far, alone = (tmp_path / f"{name}.json" for name in ("far", "alone"))
+    dlperf("machine", "state", "--machine", referenced, "--threads", "1", "-o", alone)
+    reading = replace(SLOW, parallel_region_s={2: 3e-6})
+    monkeypatch.setattr(state_probe, "take_reading", lambda: reading)
+    done = dlperf("machine", "state", "--machine", referenced, "--threads", "2", "-o", far)
+    assert done.out.splitlines()[0].endswith("DRAM 1.50, core to core 1.50 of the reference")
+
+    def predict(state: Path) -> dict:
+        on = ("--machine", referenced, "--threads", "2", "--json", "-", "--state", state)
+        return _predicted(dlperf("predict", "lenet", *on))
+
+    found, other = predict(far), predict(alone)
+    assert (found["state"]["core_to_core"], other["state"]["core_to_core"]) == (1.5, 1.0)
+    assert found["step"]["total_s"] > 1.1 * other["step"]["total_s"]
+
+
 def test_predictions_at_states(dlperf: Callable, referenced: Path, tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     dlperf("machine", "state", "--machine", referenced, "-o", file)

@@ -166,6 +166,24 @@ def test_kernels_respond_to_a_shared_core_as_their_variant_does() -> None:
     )
 
 
+def test_kernels_respond_to_cores_far_apart_as_their_variant_does() -> None:
+    """Products take 1.3 times as long where a parallel region takes twice as long, relus 0.8."""
+    whole = machine()
+    kernels = tuple(
+        replace(kernel, core_to_core=0.3 if "mm" in kernel.op.packet else -0.2)
+        for kernel in whole.kernels
+    )
+    cost_model = cost_model_of(replace(whole, kernels=kernels), 1)
+    product, other = cost_model.modelled([mm(32, 128, 100), relu(5000)])
+    assert cost_model.core_responses.between(product, 0.0) == pytest.approx(0.3, abs=0.02)
+    assert cost_model.core_responses.between(other, 0.0) == pytest.approx(-0.2, abs=0.02)
+    step = trace(mm(32, 128, 100))
+    items = step_items.StepItems(step, cost_model, analyse(step, "tuned"), True).items()
+    (item,) = (item for item in items if item.op == 0)
+    assert item.response_between == pytest.approx(0.3, abs=0.02)
+    assert cost_model_of(whole, 1).core_responses.between(product, 0.0) == 0.0
+
+
 def test_a_kernel_streams_its_operands_three_times_at_most() -> None:
     """What takes longer computes: it takes as long an element in DRAM as in the caches."""
     sets = ((2**14, 40e9), (2**20, 40e9), (2**21, 10e9), (2**28, 10e9))

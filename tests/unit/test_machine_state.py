@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dlperf.core import state_probe
-from dlperf.core.machine import Cpu
+from dlperf.core.machine import Cpu, Machine
 from dlperf.core.prediction import BOUNDS, Item, Prices
-from dlperf.core.state import REFERENCE, Reading, State, mean_state, median_state, reading_of
+from dlperf.core.state import REFERENCE, Reading, State, mean_state, reading_of, usual_state
 from dlperf.core.state_probe import StateProbe, working_sets_bytes
 
 KIB, MIB = 2**10, 2**20
@@ -58,7 +58,33 @@ def test_every_bound_has_its_factor() -> None:
 def test_the_mean_and_the_median_of_states() -> None:
     states = [State(core=1.0), State(core=1.2, dram=4.0), State(core=2.0, dram=1.0)]
     assert mean_state(states) == State(core=pytest.approx(1.4), dram=2.0)
-    assert median_state(states) == State(core=1.2, dram=1.0)
+    assert usual_state(states) == State(core=1.2, dram=1.0)
+
+
+def team(region_s: float, threads: int = 2) -> Reading:
+    return replace(ONES, parallel_region_s={threads: region_s})
+
+
+def test_a_parallel_region_is_compared_with_that_of_as_many_threads() -> None:
+    reference = replace(ONES, parallel_region_s={2: 2e-6, 4: 3e-6})
+    assert team(3e-6).over(reference) == State(core_to_core=1.5)
+    assert team(3e-6, 4).over(reference) == REFERENCE
+    assert team(3e-6, 8).over(reference) == ONES.over(reference) == REFERENCE
+    waited = team(1e-3).over(reference)  # for a core that was not there
+    assert waited.core_to_core == 3.0
+    found = reading_of([team(1e-6), ONES, team(3e-6), team(5e-6, 4)])
+    assert found.parallel_region_s == pytest.approx({2: 2e-6, 4: 5e-6})
+
+
+def test_readings_of_one_thread_have_the_regions_of_others_in_turns() -> None:
+    """Of two levels the mean is usual: a median would jump between them."""
+    readings = (ONES, team(1.0), ONES, team(1.6), ONES, team(1.0), team(1.6))
+    machine = Machine(CPU, readings=readings, reference=team(1.0))
+    factors = [state.core_to_core for state in machine.states]
+    assert factors == [1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 1.6]
+    assert machine.usual_state == State(core_to_core=pytest.approx(8.8 / 7))
+    alone = replace(machine, readings=(ONES,) * 3)
+    assert alone.usual_state == REFERENCE
 
 
 # -- the probe -------------------------------------------------------------------------------------
@@ -94,6 +120,13 @@ def test_a_reading_is_the_median_of_rounds_after_one_that_is_dropped(
 def test_a_round_takes_each_probe_once_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[str, int]] = []
     probe = StateProbe(CPU)
+    threads = [1]
+
+    class Region:
+        threads = property(lambda _: threads[0])
+        seconds = staticmethod(lambda: 7.0)
+
+    monkeypatch.setattr(probe, "_region", Region())
 
     def time_call(call: Callable[[], object], count: int = 1) -> float:
         name = call.func.__name__ if isinstance(call, partial) else "code"
@@ -105,6 +138,26 @@ def test_a_round_takes_each_probe_once_in_turn(monkeypatch: pytest.MonkeyPatch) 
     assert probe._round() == Reading(3.0, 5.0, 4.0, 1.0, 2.0, 6.0)
     # Cached copies move 8 MiB: 8 of 1 MiB (half of the small DRAM probe), 4 of 2.
     assert taken == [("copyto", 8), ("copyto", 4), ("matmul", 3), ("matmul", 2), ("code", 2)]
+    threads[0] = 4
+    assert probe._round().parallel_region_s == {4: 7.0}
+
+
+def test_a_region_is_the_median_of_those_after_the_team_woke() -> None:
+    torch = pytest.importorskip("torch")
+    taken_s = iter([9.0] * 3 + [1.0, 5.0, 2.0] + [9.0] * 3 + [4.0] * 3)
+    now_s, calls = [0.0], [0]
+
+    def now() -> float:
+        calls[0] += 1
+        if calls[0] % 2 == 0:
+            now_s[0] += next(taken_s)
+        return now_s[0]
+
+    region = state_probe.ParallelRegion(now)
+    assert region.threads == torch.get_num_threads()
+    assert region.least_s == math.inf
+    assert [region.seconds(3, 3), region.seconds(3, 3)] == [2.0, 4.0]
+    assert region.least_s == 2.0
 
 
 @pytest.mark.usefixtures("small")
@@ -186,6 +239,24 @@ def test_a_kernel_moves_with_a_shared_core_by_its_response() -> None:
     need = replace(item, parts=(), needs=(("compute", 1.0), ("DRAM", 1.0)))
     assert Prices((need,)).at_state(at).items[0].seconds == pytest.approx(1.3)
     assert Prices((need,)).at_state(replace(at, dram=2.0)).items[0].seconds == pytest.approx(2.0)
+
+
+def test_a_kernel_moves_with_how_far_cores_are_apart() -> None:
+    """By its response, with all of its parts and needs, whatever else moves it."""
+    parts = (("DRAM", 0.25),)
+    item = Item(
+        "fc", "forward", 1.0, "compute", "measured", parts=parts, response=0.6, response_between=0.2
+    )
+    far = State(core_to_core=1.5)
+    (moved,) = Prices((item,)).at_state(far).items
+    assert moved.seconds == pytest.approx(1.1)
+    assert moved.response_between == 0.0
+    busy = State(private_cache=1.5, interpreter=1.5, dram=1.2, core_to_core=1.5)
+    (moved,) = Prices((item,)).at_state(busy).items
+    assert moved.seconds == pytest.approx(0.75 * 1.3 + 0.25 * 1.2 + 0.1)
+    more_cache = replace(item, response_between=-0.4, needs=(("DRAM", 1.0),))
+    assert Prices((more_cache,)).at_state(far).items[0].seconds == pytest.approx(0.8)
+    assert Prices((item,)).by_bound().at_state(far).items[0].seconds == pytest.approx(1.0)
 
 
 def test_the_interval_contains_most_of_the_other_states() -> None:

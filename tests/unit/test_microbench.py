@@ -14,6 +14,7 @@ from calibrated_cases import mm, relu, trace
 
 from dlperf.core.clock import Clock, Repeats, Sampler, Samples
 from dlperf.core.costs import CostKey
+from dlperf.core.state_probe import ParallelRegion
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import conv, gemm, memory, pointwise, stream, threads
 from dlperf.microbench.operator_benchmark import Unplayable, build
@@ -610,6 +611,52 @@ def test_a_kernel_keeps_how_much_longer_it_takes_on_a_shared_core() -> None:
     timing._taken[1].slow_s += [1.5e-3]
     found = [kernel.shared_core for kernel in timing.result().kernels]
     assert found == [1.6, 0.0, 0.0]
+
+
+class Regions(ParallelRegion):
+    """Regions of so many seconds, in turns."""
+
+    def __init__(self, *taken_s: float) -> None:
+        super().__init__()
+        self._taken_s = iter(taken_s)
+        self.least_s = min(taken_s)
+
+    def seconds(self, n_before: int = 0, count: int = 0) -> float:
+        return next(self._taken_s)
+
+
+def test_samples_of_near_cores_count_and_those_of_far_ones_tell_the_response() -> None:
+    """A region takes 2 us, or 3 where cores are far apart. Seven kernels were sampled in both
+    states, of which the first takes 1.1 times as long, another less; two with far cores alone.
+    """
+    near, far, between = (2e-6, 2.2e-6), (3e-6, 3e-6), (2e-6, 3e-6)
+    timing = Timing(relus(9, 3), 2, region=Regions(2e-6))
+
+    def sampled(*samples: tuple[float, tuple[float, float]]) -> _Taken:
+        raw = [_Raw(seconds, False, None, 0.0, 1, regions_s=at) for seconds, at in samples]
+        return _Taken(raw, n_calls=1)
+
+    timing._taken = {n: sampled((1e-3, near), (1.1e-3, far), (0.5e-3, between)) for n in range(7)}
+    timing._taken[1] = sampled((1e-3, near), (0.9e-3, far), (0.8e-3, far))
+    timing._taken[7] = sampled((2.2e-3, far), (2.3e-3, far))
+    timing._taken[8] = sampled((2.4e-3, (3e-6, 2e-6)))
+    found = timing.result().kernels
+    assert [one.core_to_core for one in found[:2]] == [pytest.approx(0.2), pytest.approx(-0.4)]
+    assert [one.samples.values for one in found[:2]] == [(1e-3,)] * 2
+    assert (found[7].core_to_core, found[8].core_to_core) == (None, None)
+    assert found[7].seconds == pytest.approx(2e-3)  # as the others would say
+    assert found[8].seconds == 2.4e-3  # the state changed meanwhile
+    timing._taken = {0: timing._taken[7]}
+    assert timing.result().kernels[0].seconds == pytest.approx(2.2e-3)  # nothing tells how much
+    alone = timing.result(responses=[(2e-3, 0.2)] * 5).kernels[0]
+    assert alone.seconds == pytest.approx(2e-3)
+
+
+def test_a_sample_is_taken_between_two_regions() -> None:
+    timing = Timing(relus(1, 1), 2, Ticks(1e-3).clock(), region=Regions(2e-6, 3e-6))
+    timing.take([0], lambda _: None)
+    (raw,) = timing._taken[0].raw
+    assert raw.regions_s == (2e-6, 3e-6)
 
 
 def test_waits_for_a_core_correct_no_kernel_that_was_always_disturbed() -> None:

@@ -54,6 +54,17 @@ def test_the_least_of_the_first_readings_is_the_reference() -> None:
     assert later.usual_state.core == 2.0 / 1.13
 
 
+def test_a_further_number_of_threads_joins_the_reference() -> None:
+    def team(threads: int, region_s: float) -> Reading:
+        return replace(reading(1.0), parallel_region_s={threads: region_s})
+
+    first = with_reference(with_readings(Machine(Cpu("x", 4)), [team(2, 2e-6)] * 20))
+    later = with_readings(first, [team(2, 1e-6)] * 20 + [team(4, 4e-6)] * 20)
+    found = with_reference(later).reference
+    assert found is not None
+    assert found.parallel_region_s == {2: 2e-6, 4: 4e-6}
+
+
 def test_the_oldest_readings_go() -> None:
     machine = replace(Machine(Cpu("x", 1)), readings=(reading(1.0),) * MOST_READINGS)
     found = with_readings(machine, [reading(2.0)])

@@ -23,6 +23,7 @@ from dlperf.core.state import Reading
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
 Slowdown = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Response = Annotated[float, Meta(ge=-1, le=1e3)]
 SharedCore = Annotated[float, Meta(ge=1, le=1e3)]
 Octaves = Annotated[float, Meta(ge=1e-9, le=1e6)]
 Error = Annotated[float, Meta(ge=0, le=1e12)]
@@ -113,6 +114,7 @@ class KernelRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     readings: tuple[Whole, ...] = ()  #: Readings before its samples, of an unfinished calibration.
     slowdown: Slowdown = 1.0  #: Of the least sample over the reference state.
     shared_core: SharedCore | None = None  #: While a co-tenant has the same core.
+    core_to_core: Response | None = None  #: Part more where a parallel region takes twice as long.
 
 
 class MachineRecord(Struct, gc=False):
