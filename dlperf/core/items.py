@@ -96,7 +96,7 @@ class ItemTimes:
         """Slowdown of each part and of each need (n, bounds)."""
         usual = np.array([state.factor(bound) for bound in BOUNDS])
         farther = self._between * (state.core_to_core - 1.0)
-        needs = np.maximum(usual + farther[:, None], _LEAST_FACTOR)
+        needs = np.maximum(usual + farther[:, None], np.minimum(usual, _LEAST_FACTOR))
         own = 1.0 + self._responses * state.sharing + farther[self._responding]
         own = np.maximum(own, _LEAST_FACTOR)
         needs[self._responding, BOUNDS.index("compute")] = own

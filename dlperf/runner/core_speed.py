@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlperf.core import host
-from dlperf.core.clock import SLOW, CoreSpeed
+from dlperf.core.clock import CoreSpeed
 from dlperf.core.costs import CORE_SPEED
 from dlperf.core.machine import Machine
 from dlperf.core.variation import Z90, initial_state_frac, machine_log_sigma
@@ -24,6 +24,7 @@ _ELASTICITY = 0.65
 # Beside a co-tenant, steps of two convolutional networks took 1.28 and 1.38 times as long where the
 # piece of work took 1.5 times as long: ln 1.28 / ln 1.5 = 0.61, ln 1.38 / ln 1.5 = 0.79. Nearly the
 # lower one: a correction that is too large errs on both sides.
+_SLOW = 1.25  # up to which a step counts as undisturbed
 _FILE_SECONDS = 2.0  # the weight of the machine file's usual speed, in seconds with a sample
 _UNSURE_FRAC = 0.5
 # Half of a 90 % interval for 20 s of steps, over the usual slowdown beyond the best: 0.17 of 0.24
@@ -70,12 +71,12 @@ def own_usual_speed(machine: Machine | None, threads: int) -> UsualSpeed:
 def slowdown(ratio: float) -> float:
     """Slowdown of a step where the piece of work takes `ratio` times its best: ratio ** 0.65.
 
-    It is 1 up to :data:`dlperf.core.clock.SLOW`.
+    It is 1 up to 1.25.
 
     >>> slowdown(1.2), round(slowdown(1.5), 2)
     (1.0, 1.3)
     """
-    return ratio**_ELASTICITY if ratio > SLOW else 1.0
+    return ratio**_ELASTICITY if ratio > _SLOW else 1.0
 
 
 @dataclass(frozen=True)
