@@ -8,9 +8,7 @@ import torch
 
 from dlperf.core.clock import Clock, Repeats, Samples, sample_in_turns
 from dlperf.core.costs import Cost, CostKey
-
-GRAIN_SIZE = 32768
-"""Elements above which at::parallel_for wakes the whole team (ATen/Parallel.h)."""
+from dlperf.core.state_probe import GRAIN_SIZE
 
 
 def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:

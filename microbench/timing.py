@@ -45,7 +45,7 @@ that had no core. With one thread the longest of 3,084 kernels took 2.07 times.
 """
 _NEAR, _FAR = 1.25, 1.35
 """Times of a parallel region relative to the least up to which cores are near each other, and from
-which they are far apart: on two virtual cores (AMD EPYC, Zen 5) 1.0 to 1.15 and 1.5 to 1.8.
+which they are far apart: on two virtual cores (AMD EPYC, Zen 5) 1.0 to 1.1 and 1.6 to 2.0.
 """
 _MOST_RESPONSE, _LEAST_FACTOR = 3.0, 0.5
 """Largest response of a kernel to how far cores are apart, one kernel's is noise above; and the
@@ -220,26 +220,27 @@ class _Taken:
         """
         clean = self.clean(best_s)
         near, far = self.near_and_far(best_s, region_s)
+        least = min(far or self.raw, key=lambda one: one.seconds)
         if far and not near and len(responses) >= _LEAST_ALIKE:
-            least = min(far, key=lambda one: one.seconds)
             response = statistics.median(_alike(responses, least.seconds, _MOST_ALIKE))
             longer = min(least.regions_s) / region_s - 1.0
-            seconds = least.seconds / max(_LEAST_FACTOR, 1.0 + response * longer)
-            return Samples((seconds,), len(self.raw) - 1), (
-                () if least.reading is None else (least.reading,)
-            )
-        others = [one for one in clean if one not in near] if near else []
-        raw = [one for one in self.raw if one not in others]
-        counts = counting([(one.seconds, one not in (near or clean)) for one in raw])
-        rows = [one for one, counted in zip(raw, counts) if counted]
-        samples = Samples(tuple(one.seconds for one in rows), len(self.raw) - len(rows))
-        if not clean and len(slowed) >= _LEAST_ALIKE:
-            least = min(self.raw, key=lambda one: one.seconds)
-            if least.seconds > 0:
-                factor = statistics.median(_alike(slowed, least.seconds, _MOST_ALIKE))
-                samples = Samples((least.seconds / max(1.0, factor),), len(self.raw))
-                rows = [least]
-        return samples, tuple(one.reading for one in rows if one.reading is not None)
+            factor = max(_LEAST_FACTOR, 1.0 + response * longer)
+        elif not clean and len(slowed) >= _LEAST_ALIKE and least.seconds > 0:
+            factor = max(1.0, statistics.median(_alike(slowed, least.seconds, _MOST_ALIKE)))
+        else:
+            others = [one for one in clean if one not in near] if near else []
+            raw = [one for one in self.raw if one not in others]
+            counts = counting([(one.seconds, one not in (near or clean)) for one in raw])
+            rows = [one for one, counted in zip(raw, counts) if counted]
+            samples = Samples(tuple(one.seconds for one in rows), len(self.raw) - len(rows))
+            return samples, _readings_of(rows)
+        n_disturbed = len(self.raw) - (least in clean)
+        return Samples((least.seconds / factor,), n_disturbed), _readings_of([least])
+
+
+def _readings_of(rows: Sequence[_Raw]) -> tuple[int, ...]:
+    """The readings before these samples."""
+    return tuple(one.reading for one in rows if one.reading is not None)
 
 
 def _alike(known: Sequence[tuple[float, float]], seconds: float, most: int) -> list[float]:

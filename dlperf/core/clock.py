@@ -77,9 +77,9 @@ class Clock:
 
 SLOW, SLOWEST = 1.35, 2.5
 """Times of a fixed piece of work relative to its best: above SLOW the core is shared or throttled;
-above SLOWEST it was taken away. A co-tenant on the same core makes it 1.5 and more (AMD Zen 3); a
-clock that has a core of its own 1.02 to 1.31 for a second at a time (AMD Zen 5, quiet), of which a
-limit of 1.25 called half of the samples disturbed.
+above SLOWEST it was taken away. A co-tenant on the same core makes it 1.5 and more (AMD Zen 3). It
+is 1.02 to 1.31 for a second at a time (AMD Zen 5, quiet) while long products take 1.03 times their
+least: a limit of 1.25 called half of their samples disturbed.
 """
 THROUGHOUT = 2
 """Disturbances of an interval that begins and ends on a slow core."""

@@ -148,7 +148,7 @@ class State:
 
 _FARTHEST = 3.0
 """Largest slowdown of a short parallel region by where its cores are; what takes longer waited for
-a thread that had none. On two virtual cores (AMD EPYC, Zen 5) it was 1.0 or 1.6.
+a thread that had none. On two virtual cores (AMD EPYC, Zen 5) it is 1.0 or 1.8.
 """
 LEAST = 0.05
 """Quantile of single rounds of a probe that counts as the machine without disturbances of
