@@ -29,7 +29,10 @@ def summed_in_place(
     views = set[int]()  # storages whose last tensor is a view
     for index, recorded in enumerate(ops):
         op = found[index] = _with_storages(recorded, same)
-        if not _is_in_place(index, op, found, kept) or op.inputs[0].storage in views:
+        if not (
+            _adds_bias(index, op, found, kept)
+            or (_is_in_place(index, op, found, kept) and op.inputs[0].storage not in views)
+        ):
             _note_views(op, views)
             continue
         target, result = op.inputs[0], op.outputs[0].storage
@@ -77,6 +80,18 @@ def _is_in_place(index: int, op: Op, ops: Sequence[Op], storages: Sequence[Stora
         and held.dies == index + 1
         and held.nbytes == storages[result.storage].nbytes
     )
+
+
+def _adds_bias(index: int, op: Op, ops: Sequence[Op], storages: Sequence[Storage]) -> bool:
+    """Whether `op` adds a linear layer's bias to a product that nothing else holds (Linear.cpp)."""
+    if op.phase != "forward" or op.name != _SUM or op.kwargs or len(op.inputs) != 2:
+        return False
+    product, bias = op.inputs
+    held = storages[product.storage]
+    if len(bias.shape) != 1 or held.born < 0 or held.dies != index + 1:
+        return False
+    made = ops[held.born]
+    return made.packet == "aten.mm" and storages[made.inputs[1].storage].born < 0 and made.inputs[1].strides[0] == 1
 
 
 def _with_storages(op: Op, same: dict[int, int]) -> Op:

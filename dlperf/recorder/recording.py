@@ -27,6 +27,7 @@ from dlperf.recorder.op_recorder import OpRecorder
 from dlperf.recorder.python_code import KEPT_OUT, instruction_counter
 from dlperf.recorder.step_contents import ModuleCalls, StepTensors
 from dlperf.recorder.substitution import (
+    FakeMode,
     NotFakeable,
     Substitution,
     clone_substitute,
@@ -107,7 +108,7 @@ def record_target(target: Target, mode: FakeTensorMode | None = None) -> Trace:
     with preserved_environment(), DeferredInterrupts() as interrupts, _eager():
         attempt = _Attempt(target, interrupts)
         try:
-            return attempt.run(mode or FakeTensorMode(allow_non_fake_inputs=True))
+            return attempt.run(mode or FakeMode(allow_non_fake_inputs=True))
         except WorkFailed as error:
             reason = error.__cause__
             if mode is not None or _INPLACE in str(reason):

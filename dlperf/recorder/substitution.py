@@ -215,6 +215,15 @@ def _gradient_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
     return list((tensor._backward_hooks or {}).values()), list((after or {}).values())
 
 
+class FakeMode(FakeTensorMode):
+    """A mode of fake tensors that a copied module's tensors share (nn.TransformerEncoder copies its
+    layer): a tensor of another mode is one whose views have memory of their own.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FakeMode:
+        return self
+
+
 def fake_substitute(mode: FakeTensorMode) -> Callable[[torch.Tensor], torch.Tensor]:
     """Makes fake tensors of `mode`; nothing is allocated. A 0-dim tensor keeps its value."""
 

@@ -52,7 +52,7 @@ class Heap(Counting):
         self._free: dict[int, int] = {}  # size of each free chunk that coalesces
         self._ending: dict[int, int] = {}  # its end -> its address
         self._unsorted: dict[int, None] = {}  # in the order in which they were freed
-        self._bins: dict[int, dict[int, None]] = {}  # by size, in the order of sorting
+        self._bins: dict[int, list[int]] = {}  # by size, in the order of glibc's lists
         self._sizes: list[int] = []  # of the bins that hold chunks, sorted
         self._last_remainder = -1
         self._top = 0  # where the unused top begins
@@ -171,18 +171,23 @@ class Heap(Counting):
             cached.append(self._from_bin(size))
         return address
 
-    def _from_bin(self, size: int) -> int:
-        """A chunk of a bin, now in use: the oldest of small ones, the newest of large ones."""
+    def _from_bin(self, size: int, place: int = -1) -> int:
+        """A chunk of a bin, now in use: of a list as glibc keeps it, that at `place`."""
         chunks = self._bins[size]
-        if size < _LARGE_BYTES:
-            address = next(iter(chunks))
-            del chunks[address]
-        else:
-            address = chunks.popitem()[0]
+        address = chunks.pop(place)
         if not chunks:
             self._drop_bin(size)
         self._chunks[address] = self._forget(address)
         return address
+
+    def _put(self, size: int, address: int) -> None:
+        """Sort a chunk into its bin: a small one in front, a large one behind the first of its
+        size.
+        """
+        if size not in self._bins:
+            self._bins[size] = []
+            insort(self._sizes, size)
+        self._bins[size].insert(int(size >= _LARGE_BYTES), address)
 
     def _sort(self, size: int) -> int | None:
         """Sort the unsorted chunks into bins until one of the very size comes (returned)."""
@@ -203,10 +208,7 @@ class Heap(Counting):
                 self._last_remainder = address + size
                 return address
             if found != size:
-                if found not in self._bins:
-                    self._bins[found] = {}
-                    insort(self._sizes, found)
-                self._bins[found][address] = None
+                self._put(found, address)
                 continue
             self._chunks[address] = self._forget(address)
             waiting = self._tcache.setdefault(size, [])
@@ -217,8 +219,11 @@ class Heap(Counting):
         return self._tcache[size].pop() if cached else None
 
     def _take_fitting(self, found: int, size: int) -> int:
-        """A chunk of the bin of size `found`, cut to `size`."""
-        address = self._from_bin(found)
+        """A chunk of size `found`, cut to `size`: of a list that the request's own bin holds the one
+        behind the first, of another bin's the last.
+        """
+        is_own = size >= _LARGE_BYTES and _bin_number(size) == _bin_number(found)
+        address = self._from_bin(found, min(1, len(self._bins[found]) - 1) if is_own else -1)
         if found - size >= _SMALLEST:
             self._chunks[address] = size
             self._remember(address + size, found - size)
@@ -282,7 +287,7 @@ class Heap(Counting):
         if address in self._unsorted:
             del self._unsorted[address]
         else:
-            del self._bins[size][address]
+            self._bins[size].remove(address)
             if not self._bins[size]:
                 self._drop_bin(size)
         return size
@@ -352,6 +357,14 @@ class Heap(Counting):
 
 def _page_end(n_bytes: int) -> int:
     return -(-n_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _bin_number(size: int) -> int:
+    """The bin of large chunks that holds a size (largebin_index_64)."""
+    for shift, most, first in ((6, 48, 48), (9, 20, 91), (12, 10, 110), (15, 4, 119), (18, 2, 124)):
+        if size >> shift <= most:
+            return first + (size >> shift)
+    return 126
 
 
 def _chunk_bytes(n_bytes: int) -> int:

@@ -20,6 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from dlperf.predictors.allocator.small_requests import (
     OUTPUT,
     STORAGE,
     TENSOR,
+    Primitives,
+    primitives,
     small_requests,
 )
 from dlperf.predictors.allocator.stages import Scratch, Stage
@@ -86,6 +89,7 @@ class StepPages:
 
 FRESH, UNUSED = -1, -2
 """Memory from the system, and memory that nothing used in the steps before, as owners."""
+_KNOWN = Primitives((), (), ())
 Owners = tuple[tuple[int, int], ...]
 """Owners of a storage's memory before it, and their bytes: storages, :data:`FRESH`,
 :data:`UNUSED`, or the blocks within an op (:func:`owner_of_scratch`).
@@ -176,7 +180,8 @@ class Script:
         for index, n_bytes in lasting:
             self._once[index].append(len(self._sizes))
             self._sizes.append(n_bytes)
-        self._scratch = {index: scratch_bytes(op) for index, op in enumerate(trace.ops)}
+        self._scratch = [scratch_bytes(op) for op in trace.ops]
+        self._primitives = primitives(trace.ops, self._scratch)
         self._survivors = _survivors(trace)
 
     def run(self, policy: Policy, seed: int = 0) -> Process:
@@ -226,6 +231,13 @@ class Script:
                 faults[index] += n_faults
             return made
 
+        def convert(sizes: Sequence[int], conversions: Iterable[Sequence[int]]) -> list[int]:
+            made = []
+            for n_bytes, kept in zip(sizes, chain(conversions, repeat(()))):
+                made += take((n_bytes,))
+                malloc(kept)
+            return made
+
         def make(storage: int) -> int:
             nonlocal live_bytes
             live_bytes += self._sizes[storage]
@@ -257,12 +269,16 @@ class Script:
                 for storage in self._once.get(index, ()) if step == 0 else ():
                     make(storage)
                 graph += malloc(small.nodes.get(index, ()))
-                for stage, results in self._stages(index):
-                    held, read = take(stage.held), take(stage.read)
-                    written = take(stage.written[:1])
+                for number, (stage, results) in enumerate(self._stages(index)):
+                    new = self._primitives.get((index, number), _KNOWN) if step == 0 else _KNOWN
+                    held = take(stage.held)
+                    malloc(new.before)
+                    read = convert(stage.read, new.conversions)
+                    written = convert(stage.written[:1], new.conversions[len(read) :])
+                    malloc(new.after)
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes)
-                    free(read)
+                    free(read[::-1])
                     written += take(stage.written[1:])
                     for storage in results:
                         # It may have outlived the last step: no trace shows who frees it.

@@ -29,6 +29,9 @@ _IMAGES = {
     "avg_pool2d_backward": 2,
     "_adaptive_avg_pool2d": 1,
     "_adaptive_avg_pool2d_backward": 2,
+    "upsample_nearest2d_backward": 1,
+    "_upsample_nearest_exact2d_backward": 1,
+    "upsample_bilinear2d_backward": 1,
 }
 """Operators that need images with their channels first or last (batch_norm.cpp, MaxPoolKernel.cpp,
 AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp).
@@ -83,10 +86,22 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
         and all(spec.is_contiguous for spec in op.inputs[:2])
     ):
         held += (op.outputs[0].nbytes,)
+    if op.packet == "aten._safe_softmax":
+        held += (op.outputs[0].numel,)
+    if op.packet in _RESIZED and _through_channels_last(op):
+        held += (op.inputs[0].nbytes, op.outputs[0].nbytes)
     stages = onednn.scratch(op, block)
     return tuple(stage._replace(held=held + stage.held) for stage in stages) or (
         (Stage(held),) if held else ()
     )
+
+
+_RESIZED = {"aten.upsample_nearest2d", "aten._upsample_nearest_exact2d", "aten.upsample_bilinear2d"}
+
+
+def _through_channels_last(op):
+    """(_use_vectorized_kernel_cond_2d, UpSampleKernel.cpp)."""
+    return sum(op.outputs[0].shape[-2:]) <= 128 and op.inputs[0].is_contiguous
 
 
 def _passes(op: Op) -> tuple[Op, ...]:
