@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlperf.core.trace import Argument, Op, Storage, Symbol, TensorSpec
 from dlperf.recorder.attribution import ModuleStack, OptimizerOwners, sequence_number
-from dlperf.recorder.gradient_sums import summed_in_place
+from dlperf.recorder.in_place_sums import summed_in_place
 from dlperf.recorder.isolation import ExternalState
 from dlperf.recorder.substitution import NotFakeable
 from dlperf.recorder.tensors import tensors_of

@@ -215,7 +215,7 @@ def _gradient_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
     return list((tensor._backward_hooks or {}).values()), list((after or {}).values())
 
 
-class FakeMode(FakeTensorMode):
+class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A mode of fake tensors that a copied module's tensors share (nn.TransformerEncoder copies its
     layer): a tensor of another mode is one whose views have memory of their own.
     """

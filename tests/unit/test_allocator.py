@@ -136,6 +136,31 @@ def test_best_fit() -> None:
     assert heap.allocate(62 * KIB)[0] == pytest.approx(large, abs=64)
 
 
+def freed_apart(n: int, n_bytes: int) -> tuple[Heap, list[int]]:
+    """A heap, and its free chunks of one size, in the order in which they were freed."""
+    heap = Heap()
+    chunks = [(heap.malloc(n_bytes), heap.malloc(2000))[0] for _ in range(n)]
+    for chunk in chunks:
+        heap.free(chunk)
+    heap.malloc(100_000)  # sorts what was freed
+    return heap, chunks
+
+
+def test_of_equal_small_chunks_the_first_freed_is_taken() -> None:
+    heap, chunks = freed_apart(10, 900)  # the last three are beyond the thread's cache
+    assert [heap.malloc(850) for _ in range(3)] == chunks[7:]
+
+
+def test_of_equal_large_chunks_the_last_freed_is_taken_by_a_request_of_their_bin() -> None:
+    heap, chunks = freed_apart(4, 70_000)
+    assert [heap.malloc(68_000) for _ in range(4)] == [chunks[at] for at in (3, 2, 1, 0)]
+
+
+def test_of_equal_large_chunks_the_second_freed_is_taken_by_others() -> None:
+    heap, chunks = freed_apart(4, 70_000)
+    assert heap.malloc(20_000) == chunks[1]
+
+
 def test_the_cache_keeps_seven_chunks_of_a_size() -> None:
     heap = Heap()
     chunks = [heap.malloc(100) for _ in range(9)]
@@ -348,6 +373,23 @@ def test_what_a_pass_read_is_freed_before_its_result_is_made() -> None:
         found = simulate(step(Storage(40 * MIB, 0, 1), n_ops=1), lambda _op, stage=stage: (stage,))
         assert found.peak_bytes == n_at_once * mapping
         assert found.faults == ((4 + n_copies) * (40 * PAGES_PER_MIB + 1),)
+
+
+def test_what_onednn_keeps_lies_between_the_blocks_of_the_first_step() -> None:
+    image, weight = TensorSpec.contiguous(8, 16, 9, 9), TensorSpec.contiguous(16, 16, 3, 3)
+    plain = Op("aten.convolution.default", (image, weight, None, (1, 1), (1, 1), (1, 1), False))
+    blocks = (Stage(read=(MIB,), written=(MIB,)),)
+    trace = Trace("t", 1, (), (plain, plain), (), inference=True)
+    asked = []
+
+    class Logging(Heap):
+        def malloc(self, n_bytes: int) -> int:
+            asked.append(n_bytes)
+            return super().malloc(n_bytes)
+
+    Script(trace, lambda op: blocks).run_on(Logging())
+    assert [n for n in asked if n == 13552] == [13552] * 2  # once, not for the second op or step
+    assert asked.count(6352) == 2  # each block's conversion
 
 
 def test_parameters_stay_and_count_in_the_peak() -> None:

@@ -645,3 +645,12 @@ def test_a_channels_last_convolution_has_a_curve_of_its_own() -> None:
     )  # where a file has none of it, that of NCHW stands in
     real = torch.empty(4, 16, 8, 8).to(memory_format=torch.channels_last)
     assert spec(real) == last.inputs[0]
+
+
+def test_scaled_images_are_copied_with_channels_last_where_they_are_small() -> None:
+    image = T(2, 8, 16, 16)
+    small, large = T(2, 8, 32, 32), T(2, 8, 96, 96)
+    args = (image, (32, 32), 2.0, 2.0)
+    scaled = Op("aten.upsample_nearest2d.default", args, outputs=(small,))
+    assert scratch(scaled) == (Stage((image.nbytes, small.nbytes)),)
+    assert scratch(Op("aten.upsample_nearest2d.default", args, outputs=(large,))) == ()

@@ -59,3 +59,17 @@ def test_conversion_is_torchs_own_again_afterwards(tmp_path: Path) -> None:
     recording.record_target(targets.resolve(f"{file}:net", 4))
     assert nn.Module._apply is before
     assert nn.Linear(2, 2).to(torch.float64).weight.dtype == torch.float64
+
+
+def test_a_copied_module_shares_the_mode_of_its_original(tmp_path: Path) -> None:
+    target = tmp_path / "copied.py"
+    target.write_text(
+        "import copy, torch\n"
+        "def net(batch_size):\n"
+        "    model = copy.deepcopy(torch.nn.Linear(6, 5))\n"
+        "    return model, (torch.rand(batch_size, 6),), lambda out: out.sum()\n"
+    )
+    trace = recording.record_target(targets.resolve(f"{target}:net", 4))
+    views = [op for op in trace.ops if op.packet == "aten.t" and op.phase == "forward"]
+    assert views
+    assert all(op.outputs[0].storage == op.inputs[0].storage for op in views)

@@ -219,8 +219,8 @@ class Heap(Counting):
         return self._tcache[size].pop() if cached else None
 
     def _take_fitting(self, found: int, size: int) -> int:
-        """A chunk of size `found`, cut to `size`: of a list that the request's own bin holds the one
-        behind the first, of another bin's the last.
+        """A chunk of size `found`, cut to `size`. Of equal ones: the one behind the first where the
+        request's own bin holds them, else the last.
         """
         is_own = size >= _LARGE_BYTES and _bin_number(size) == _bin_number(found)
         address = self._from_bin(found, min(1, len(self._bins[found]) - 1) if is_own else -1)

@@ -31,12 +31,11 @@ from dlperf.predictors.allocator.caching import CachingAllocator
 from dlperf.predictors.allocator.glibc import Heap
 from dlperf.predictors.allocator.heap import PAGE_BYTES, Jemalloc
 from dlperf.predictors.allocator.policies import POLICIES, Policy, policy_of
+from dlperf.predictors.allocator.primitives import Primitives, primitives
 from dlperf.predictors.allocator.small_requests import (
     OUTPUT,
     STORAGE,
     TENSOR,
-    Primitives,
-    primitives,
     small_requests,
 )
 from dlperf.predictors.allocator.stages import Scratch, Stage
@@ -89,7 +88,6 @@ class StepPages:
 
 FRESH, UNUSED = -1, -2
 """Memory from the system, and memory that nothing used in the steps before, as owners."""
-_KNOWN = Primitives((), (), ())
 Owners = tuple[tuple[int, int], ...]
 """Owners of a storage's memory before it, and their bytes: storages, :data:`FRESH`,
 :data:`UNUSED`, or the blocks within an op (:func:`owner_of_scratch`).
@@ -233,9 +231,9 @@ class Script:
 
         def convert(sizes: Sequence[int], conversions: Iterable[Sequence[int]]) -> list[int]:
             made = []
-            for n_bytes, kept in zip(sizes, chain(conversions, repeat(()))):
+            for n_bytes, chunks in zip(sizes, chain(conversions, repeat(()))):
                 made += take((n_bytes,))
-                malloc(kept)
+                malloc(chunks)
             return made
 
         def make(storage: int) -> int:
@@ -258,6 +256,7 @@ class Script:
             make(storage)
         peak = max(heap.resident_bytes, at_first + live_bytes)  # some lie in what was free
         for step in range(N_STEPS):
+            kept = self._primitives if step == 0 else {}
             faults, huge_faults = [0] * self._n_ops, [0] * self._n_ops
             released = [0] * (self._n_ops + 1)
             graph: list[int] = []
@@ -270,12 +269,12 @@ class Script:
                     make(storage)
                 graph += malloc(small.nodes.get(index, ()))
                 for number, (stage, results) in enumerate(self._stages(index)):
-                    new = self._primitives.get((index, number), _KNOWN) if step == 0 else _KNOWN
+                    first = kept.get((index, number), Primitives())
                     held = take(stage.held)
-                    malloc(new.before)
-                    read = convert(stage.read, new.conversions)
-                    written = convert(stage.written[:1], new.conversions[len(read) :])
-                    malloc(new.after)
+                    malloc(first.before)
+                    read = convert(stage.read, first.conversions)
+                    written = convert(stage.written[:1], first.conversions[len(read) :])
+                    malloc(first.after)
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes)
                     free(read[::-1])
@@ -305,9 +304,9 @@ class Script:
             released[self._n_ops] += heap.released_pages - n_released
             steps.append(StepPages(tuple(faults), tuple(huge_faults), tuple(released)))
             # Survivors of this step are what the next step expects from before it.
-            for new, old in self._survivors.items():
-                if new in address and old not in address:
-                    address[old], beside[old] = address.pop(new), beside.pop(new)
+            for made, old in self._survivors.items():
+                if made in address and old not in address:
+                    address[old], beside[old] = address.pop(made), beside.pop(made)
         return Process(tuple(steps[-N_COUNTED:]), tuple(predecessors), peak - at_first)
 
     def _stages(self, index: int) -> list[tuple[Stage, Sequence[int]]]:

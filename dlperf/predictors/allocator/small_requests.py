@@ -1,4 +1,4 @@
-"""Small requests that a training step makes beside the memory of its tensors.
+"""Requests below 1 KiB that a training step makes beside the memory of its tensors.
 
 No trace holds them, but they decide what glibc gives back: a small chunk that lives longer keeps
 the free memory on both sides of it apart. Sizes and numbers were counted with a malloc that logs
@@ -7,13 +7,10 @@ the free memory on both sides of it apart. Sizes and numbers were counted with a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from dlperf.core.trace import Op, TensorSpec, Trace
+from dlperf.core.trace import Op, Trace
 from dlperf.ops.operand_bytes import is_view
-from dlperf.predictors.allocator.stages import Scratch
 
 STORAGE = 96  #: c10::StorageImpl, made before its memory.
 TENSOR = (176, 24)  #: c10::TensorImpl and its version counter, made after it.
@@ -22,32 +19,6 @@ OUTPUT = 184  #: AutogradMeta of an output that autograd records, made after it.
 _NODE, _EDGE = 544, 16  # Node, Edge
 _ACCUMULATE = 472  # AccumulateGrad, made anew by each forward
 _VIEW = (16, 176, 312)  # sizes saved for the backward, TensorImpl, DifferentiableViewMeta
-# Below 1 KiB there is room for what oneDNN keeps: programs have many free chunks of such a size.
-_CONVERSION = (6352, 4824)
-_SIZES = (2144,) * 4
-_PLAIN = {
-    "aten.convolution": ((2216, 6560, 13552, 13552, 4664), ()),
-    "aten.convolution_backward": ((2216, 6560, 13552), (13552, 4592)),
-}
-_STRIDED = {
-    "aten.convolution": _PLAIN["aten.convolution"],
-    "aten.convolution_backward": (
-        (2216, 6560, 12776, 13656, *_SIZES),
-        (12000, 13552, 13552, 4664),
-    ),
-}
-_TRANSPOSED = {
-    "aten.convolution": (
-        (2216, 6560, 12776, 13656, *_SIZES, 12776, 13656, 13656, *(6032, 2144) * 4, *(4584, 2144) * 4),
-        (),
-    ),
-    "aten.convolution_backward": (
-        (2216, 6560, 13552, *_SIZES),
-        (13656, *(6032, 2144) * 4, *(4584, 2144) * 2),
-    ),
-}
-_STRIDE = {"aten.convolution": 3, "aten.convolution_backward": 4}
-"""The place of ``stride`` among the arguments; ``transposed`` is three further."""
 _SAVED = {"aten.convolution": (16,) * 5, "aten.addmm": (16,) * 4}  # sizes saved for the backward
 
 
@@ -61,53 +32,6 @@ class SmallRequests:
 
     nodes: dict[int, tuple[int, ...]]
     optimizer: int
-
-
-@dataclass(frozen=True)
-class Primitives:
-    """Bytes of each chunk that oneDNN keeps for good from the first call of one of its passes.
-
-    `before` are made before the blocks of its operands, `after` after them; of `conversions` each
-    tuple is made after one of these blocks, those that are read and the first that is written.
-    """
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    conversions: tuple[tuple[int, ...], ...]
-
-
-def primitives(ops: Sequence[Op], scratch: Sequence[Scratch]) -> dict[tuple[int, int], Primitives]:
-    """What oneDNN keeps, by op and number of its stage. A second call of the same shape finds it."""
-    known: set[Any] = set()
-
-    def is_new(key: Any) -> bool:
-        was_known = key in known
-        known.add(key)
-        return not was_known
-
-    found = {}
-    for index, (op, stages) in enumerate(zip(ops, scratch)):
-        for number, stage in enumerate(stages if op.packet in _PLAIN else ()):
-            blocks = [("read", n) for n in stage.read] + [("written", n) for n in stage.written[:1]]
-            conversions = tuple(_CONVERSION if is_new(block) else () for block in blocks)
-            before, after = _kind(op)[op.packet]
-            if not blocks or not is_new((op.packet, number, tuple(_shapes(op)))):
-                before = after = ()
-            found[index, number] = Primitives(before, after, conversions)
-    return found
-
-
-def _kind(op: Op) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    stride, transposed = op.args[_STRIDE[op.packet]], op.args[_STRIDE[op.packet] + 3]
-    if transposed:
-        return _TRANSPOSED
-    return _STRIDED if max(stride) > 1 else _PLAIN
-
-
-def _shapes(op: Op) -> Iterator[Any]:
-    """The arguments of an op, of tensors the shapes."""
-    for value in op.args:
-        yield value.shape if isinstance(value, TensorSpec) else value
 
 
 def small_requests(trace: Trace) -> SmallRequests:

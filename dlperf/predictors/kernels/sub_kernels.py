@@ -34,12 +34,18 @@ _IMAGES = {
     "upsample_bilinear2d_backward": 1,
 }
 """Operators that need images with their channels first or last (batch_norm.cpp, MaxPoolKernel.cpp,
-AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp).
+AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp, UpSampleKernel.cpp).
 """
 _CONVOLUTIONS = {"convolution": 1, "convolution_backward": 2}
 """Operators whose operands must lie as their image, the last one, or the weight after it suggests
 (Convolution.cpp).
 """
+_SCALED = (
+    "aten.upsample_nearest2d",
+    "aten._upsample_nearest_exact2d",
+    "aten.upsample_bilinear2d",
+)
+_SMALL_SIDES = 128
 _MASK = 10
 """The place of ``output_mask`` among the arguments of ``aten.convolution_backward``."""
 _FORMAT = ("memory_format", Symbol("memory_format", "contiguous_format"))
@@ -72,8 +78,9 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
     """The blocks that an op allocates and frees within itself. `block` are the channels of one in
     oneDNN's layouts.
 
-    Copies of operands, whatever a convolution converts to blocks of channels, and a gradient that
-    batch norm makes twice, the first time for nothing (batch_norm_backward_cpu, Normalization.cpp).
+    Copies of operands, whatever a convolution converts to blocks of channels, the mask of a safe
+    softmax (SoftMax.cpp), and a gradient that batch norm makes twice, the first time for nothing
+    (batch_norm_backward_cpu, Normalization.cpp).
 
     >>> turned = TensorSpec((8, 4), (1, 8))
     >>> scratch(Op("aten._softmax.default", (turned, -1, False)))
@@ -87,8 +94,8 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
     ):
         held += (op.outputs[0].nbytes,)
     if op.packet == "aten._safe_softmax":
-        held += (op.outputs[0].numel,)
-    if op.packet in _RESIZED and _through_channels_last(op):
+        held += (op.outputs[0].numel,)  # a mask
+    if _has_copies(op):
         held += (op.inputs[0].nbytes, op.outputs[0].nbytes)
     stages = onednn.scratch(op, block)
     return tuple(stage._replace(held=held + stage.held) for stage in stages) or (
@@ -96,12 +103,15 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
     )
 
 
-_RESIZED = {"aten.upsample_nearest2d", "aten._upsample_nearest_exact2d", "aten.upsample_bilinear2d"}
-
-
-def _through_channels_last(op):
-    """(_use_vectorized_kernel_cond_2d, UpSampleKernel.cpp)."""
-    return sum(op.outputs[0].shape[-2:]) <= 128 and op.inputs[0].is_contiguous
+def _has_copies(op: Op) -> bool:
+    """Whether an op scales images in copies with channels last (_use_vectorized_kernel_cond_2d,
+    UpSampleKernel.cpp).
+    """
+    return (
+        op.packet in _SCALED
+        and sum(op.outputs[0].shape[-2:]) <= _SMALL_SIDES
+        and op.inputs[0].is_contiguous
+    )
 
 
 def _passes(op: Op) -> tuple[Op, ...]:

@@ -1,8 +1,8 @@
-"""Sums of gradients that autograd's engine forms where several operators read the same tensor.
+"""Sums that torch forms in place, but not under a dispatch mode and so not in a recording.
 
-The engine adds the later gradient to the earlier one in place, where nobody else holds that
-(torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, and so in a recording, it makes a new
-tensor instead.
+Where several operators read the same tensor, autograd's engine adds the later gradient to the
+earlier one, if nobody else holds that (torch/csrc/autograd/input_buffer.cpp). A linear layer whose
+input is not contiguous adds its bias to the product (ATen/native/Linear.cpp).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ _SUM, _IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"
 def summed_in_place(
     ops: Sequence[Op], storages: Sequence[Storage]
 ) -> tuple[tuple[Op, ...], tuple[Storage, ...]]:
-    """Operators and storages of a step as the engine runs it outside of a recording.
+    """Operators and storages of a step as it runs outside of a recording.
 
     A sum is the engine's, and in place, where its first operand comes from another autograd node of
-    the backward, is no view, and is freed right after it. The memory that a recording had for its
-    result stays, without bytes.
+    the backward, is no view, and is freed right after it. It is a linear layer's where a vector is
+    added to a product with a transposed parameter that is freed right after it. The memory that a
+    recording had for its result stays, without bytes.
     """
     found, kept, same = list(ops), list(storages), dict[int, int]()
     views = set[int]()  # storages whose last tensor is a view
@@ -83,7 +84,7 @@ def _is_in_place(index: int, op: Op, ops: Sequence[Op], storages: Sequence[Stora
 
 
 def _adds_bias(index: int, op: Op, ops: Sequence[Op], storages: Sequence[Storage]) -> bool:
-    """Whether `op` adds a linear layer's bias to a product that nothing else holds (Linear.cpp)."""
+    """Whether `op` adds a linear layer's bias to its product, which nothing else holds."""
     if op.phase != "forward" or op.name != _SUM or op.kwargs or len(op.inputs) != 2:
         return False
     product, bias = op.inputs
@@ -91,7 +92,10 @@ def _adds_bias(index: int, op: Op, ops: Sequence[Op], storages: Sequence[Storage
     if len(bias.shape) != 1 or held.born < 0 or held.dies != index + 1:
         return False
     made = ops[held.born]
-    return made.packet == "aten.mm" and storages[made.inputs[1].storage].born < 0 and made.inputs[1].strides[0] == 1
+    if made.packet != "aten.mm":
+        return False
+    weight = made.inputs[1]
+    return storages[weight.storage].born < 0 and weight.strides[0] == 1
 
 
 def _with_storages(op: Op, same: dict[int, int]) -> Op:

@@ -1,4 +1,4 @@
-"""Sums of gradients, recorded as autograd's engine forms them outside of a recording."""
+"""Sums, recorded as torch forms them outside of a recording."""
 
 from __future__ import annotations
 
@@ -66,3 +66,41 @@ def test_a_sum_in_place_is_the_memory_of_its_first_operand() -> None:
     assert held.born < one < another
     assert held.dies is not None
     assert held.dies > another
+
+
+class _Turned(nn.Module):
+    """A linear layer whose input is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.transpose(0, 1))
+
+
+class _Written(nn.Module):
+    """The same arithmetic, written out: the sum is memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(6, 5)), nn.Parameter(torch.rand(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight + self.bias
+
+
+def _sums(model: nn.Module, x: torch.Tensor) -> tuple[list[str], list[str]]:
+    """The additions of a forward as recorded, and as they ran."""
+    trace = dlperf.record(model, x)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        model(x)
+    recorded = [op.packet for op in trace.ops if op.phase == "forward"]
+    ran = [event.name.replace("aten::", "aten.") for event in profiled.events()]
+    add = ("aten.add", "aten.add_")
+    return [name for name in recorded if name in add], [name for name in ran if name in add]
+
+
+@pytest.mark.parametrize(("model", "name"), [(_Turned(), "aten.add_"), (_Written(), "aten.add")])
+def test_a_linear_layers_bias_is_added_in_place(model: nn.Module, name: str) -> None:
+    assert _sums(model, torch.rand(4, 3, 6)) == ([name], [name])
