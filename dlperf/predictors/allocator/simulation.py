@@ -60,8 +60,12 @@ N_PROCESSES = 9
 """Processes simulated where memory is given back, each with other small requests before it."""
 N_STEPPED_OPS = 180_000
 """About as many ops are stepped through: a trace of many ops has fewer processes."""
-N_FREE, FREE_BYTES = 8, (64 * KIB, 128 * KIB)
-"""Number and sizes of the free chunks in a process that has imported torch and built a model."""
+FREE_CHUNKS = ((3, 64 * KIB, 220 * KIB), (27, KIB, 4 * KIB), (260, 136, KIB), (100, 24, 120))
+"""Number and least and largest bytes of the free chunks in a process that has imported torch and
+built a model.
+"""
+_CACHED = range(24, 1033, 16)
+"""Sizes of which such a process's cache of small chunks is full."""
 PEAK_STEPS = 3
 """Steps whose peak counts."""
 IMPORTED_BYTES = 943 * KIB
@@ -187,12 +191,13 @@ class Script:
         heap = allocator_of(policy)
         if policy.adapts:
             heap.free(heap.allocate(IMPORTED_BYTES)[0])
-        dice = random.Random(seed)
-        free = []
-        for _ in range(N_FREE):
-            free.append(heap.malloc(dice.randrange(*FREE_BYTES)))
-            heap.malloc(OUTPUT)
-        for address in free:
+        dice, free = random.Random(seed), []
+        for n_chunks, least, most in FREE_CHUNKS:
+            for _ in range(n_chunks):
+                free.append(heap.malloc(dice.randrange(least, most)))
+                heap.malloc(OUTPUT)
+        cached = [heap.malloc(n_bytes) for n_bytes in _CACHED for _ in range(7)]
+        for address in cached + free:
             if address is not None:
                 heap.free(address)
         return self.run_on(heap)
@@ -300,7 +305,7 @@ class Script:
                 released[index + 1] += heap.released_pages - n_released  # by the op itself
             n_released = heap.released_pages
             drop(self._dying.get(self._n_ops, ()))
-            free(graph)
+            free(graph[::-1])
             released[self._n_ops] += heap.released_pages - n_released
             steps.append(StepPages(tuple(faults), tuple(huge_faults), tuple(released)))
             # Survivors of this step are what the next step expects from before it.
