@@ -345,7 +345,7 @@ def predict_here(
     predictor: str,
     malloc: str = "default",
     point: Measurement | None = None,
-    state: State | None = None,
+    state: State | Sequence[State] | None = None,
     what_if: Mapping[str, float] | None = None,
     profiled_on: Machine | None = None,
 ) -> Prediction:
@@ -366,7 +366,7 @@ def predict_and_warn(
     malloc: str = "default",
     point: Measurement | None = None,
     warn: Callable[[str], None] = warn,
-    state: State | None = None,
+    state: State | Sequence[State] | None = None,
     what_if: Mapping[str, float] | None = None,
     profiled_on: Machine | None = None,
 ) -> Prediction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ from dlperf.cli.options import (
     option,
     what_if,
 )
-from dlperf.cli.states import STATE, state_of
+from dlperf.cli.states import STATE, states_of
 from dlperf.core.argument_types import count, count_or_none
 from dlperf.core.errors import DlperfError, refuse
 from dlperf.core.streams import warn
@@ -116,7 +117,7 @@ def predict(args: Namespace) -> Answer:
     point = None if args.point is None else Measurement.load(args.point)
     source, there = _profile(args.profiled_on)
     threads = 1 if args.workers else threads_for(args, machine)
-    state = state_of(args.states, machine, threads)
+    states = states_of(args.states, machine, threads)
     recorded = read_or_record(args, args.target, machine=machine)
     prediction = predict_and_warn(
         recorded,
@@ -125,11 +126,11 @@ def predict(args: Namespace) -> Answer:
         args.predictor,
         args.malloc,
         point or there,
-        state=state,
+        state=states,
         what_if=factors.changed,
         profiled_on=source,
     )
-    epoch = None if args.samples is None else _forecast_epoch(args, prediction, machine, state)
+    epoch = None if args.samples is None else _forecast_epoch(args, prediction, machine, states)
     if args.workers:
         from dlperf.forecast.worker_processes import predict_co_run
 
@@ -170,7 +171,7 @@ def _profile(paths: list[str]) -> tuple[Machine | None, Measurement | None]:
 
 
 def _forecast_epoch(
-    args: Namespace, prediction: Prediction, machine: Machine, state: State | None
+    args: Namespace, prediction: Prediction, machine: Machine, states: Sequence[State] | None
 ) -> Epoch:
     """The forecast that the options ask for.
 
@@ -193,12 +194,12 @@ def _forecast_epoch(
     evaluation = last = None
     if not is_trace(args.target) and not evaluates_by_forward(args.predictor):
         if (args.val_samples or args.test_samples) and not recorded.inference:
-            evaluation = _predict_other(args, prediction, machine, state, None, inference=True)
+            evaluation = _predict_other(args, prediction, machine, states, None, inference=True)
         share = math.ceil(args.samples / (args.workers or 1))  # the largest that a worker has
         size = last_batch_size(share, recorded.batch_size, drop_last)
         if size is not None:
             is_inference = recorded.inference
-            last = _predict_other(args, prediction, machine, state, size, inference=is_inference)
+            last = _predict_other(args, prediction, machine, states, size, inference=is_inference)
     epoch = prediction.epoch(
         args.samples,
         args.epochs or 1,
@@ -232,7 +233,7 @@ def _predict_other(
     args: Namespace,
     prediction: Prediction,
     machine: Machine,
-    state: State | None,
+    states: Sequence[State] | None,
     batch_size: int | None,
     inference: bool,
 ) -> Prediction:
@@ -247,7 +248,7 @@ def _predict_other(
         prediction.threads,
         prediction.predictor,
         prediction.malloc,
-        state=state,
+        state=states,
         what_if=prediction.what_if.changed,
         profiled_on=prediction.profiled_on,
     )

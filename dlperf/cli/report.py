@@ -206,13 +206,13 @@ def _at_its_state(blind: Sequence[Prediction], measurement: Measurement) -> list
     """The predictions at the state that the machine had during the measurement; None where it is
     unknown.
     """
-    from dlperf.report.step_comparison import state_during
+    from dlperf.report.step_comparison import states_during
 
-    state = state_during(measurement, blind[0].machine)
-    if state is None:
+    states = states_during(measurement, blind[0].machine)
+    if not states:
         return None
     return [
-        predict_here(one.trace, one.machine, one.threads, one.predictor, one.malloc, state=state)
+        predict_here(one.trace, one.machine, one.threads, one.predictor, one.malloc, state=states)
         for one in blind
     ]
 

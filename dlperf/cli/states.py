@@ -27,25 +27,22 @@ STATE = option(
     metavar="FILE|now|reference",
     help=(
         "state of the machine: a file of dlperf machine state, a probe now, or the machine file's"
-        " reference; of several the mean (default: the median of the machine file's readings, whose"
-        " spread the interval contains)"
+        " reference; of several the mean (default: the median of the machine file's readings). The"
+        " interval contains the spread of several"
     ),
 )
 
 
-def state_of(names: Sequence[str], machine: Machine, threads: int) -> State | None:
-    """The mean of the named states for steps of `threads`; None where none is named, or the machine
-    file has no reference.
+def states_of(names: Sequence[str], machine: Machine, threads: int) -> list[State] | None:
+    """The named states for steps of `threads`; None where none is named.
 
     Raises DlperfError for a file of another machine or another kind, and for ``now`` with a machine
     file of another machine.
     """
-    from dlperf.core.state import mean_state
-
     states = [_state(name, machine, threads) for name in names]
     if not machine.states and any(name != REFERENCE for name in names):
         warn_of_states(machine)
-    return mean_state([state for state in states if state is not None]) if names else None
+    return states or None
 
 
 def warn_of_states(machine: Machine) -> None:

@@ -24,7 +24,7 @@ from dlperf.core.device_clock import DevicePeaks
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.records.measurement import MeasurementRecord
-from dlperf.core.state import Reading, State, mean_state
+from dlperf.core.state import Reading, State
 from dlperf.core.trace import Trace, trace_from_record
 
 if TYPE_CHECKING:
@@ -112,13 +112,11 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
             return None
         return abs(self.repeat.median - self.step["total"].median) / self.step["total"].median
 
-    def state_over(self, reference: Reading | None) -> State | None:
-        """The machine's state during the measurement over a reference; None where either is
+    def states_over(self, reference: Reading | None) -> tuple[State, ...]:
+        """The machine's states around the measurement over a reference; none where either is
         unknown.
         """
-        if reference is None or not self.states:
-            return None
-        return mean_state([reading.over(reference) for reading in self.states])
+        return () if reference is None else tuple(one.over(reference) for one in self.states)
 
     @property
     def frame(self) -> pd.DataFrame:

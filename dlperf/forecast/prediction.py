@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from dlperf.core.machine import Machine
 from dlperf.core.machine_doubts import doubts_of, find_unmeasured_threads, is_cross_machine
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PHASES, PredictedStep
-from dlperf.core.state import State
+from dlperf.core.state import State, mean_state
 from dlperf.core.trace import LOSS, Trace
 from dlperf.core.units import format_bytes, format_seconds
 from dlperf.core.what_if import MachineFactors
@@ -352,7 +352,7 @@ def predict(
     predictor: str = "calibrated",
     malloc: str = "default",
     point: Measurement | None = None,
-    state: State | None = None,
+    state: State | Sequence[State] | None = None,
     what_if: Mapping[str, float] | None = None,
     profiled_on: Machine | None = None,
 ) -> Prediction:
@@ -362,12 +362,13 @@ def predict(
     that it contains. `malloc` is the allocator policy of the process, one of
     :data:`dlperf.predictors.allocator.simulation.POLICIES`. `point` is a measurement of the network
     for the predictors that need one (``viebke-a``, ``viebke-b``). `state` is the machine's
-    (:data:`dlperf.core.state.REFERENCE`: that of its file); by default the median of the states
-    that the file contains, whose spread the interval then contains. `what_if` are factors on the
-    machine's resources by name (:class:`dlperf.core.what_if.MachineFactors`), such as
-    ``{"memory_bandwidth": 2}``; the interval is wider by what is unknown of their overlap. For a
-    machine file of another machine or torch than this, all times are extrapolated and the interval
-    is twice as wide; the prediction's warnings say so, and what else makes the file doubtful. A
+    (:data:`dlperf.core.state.REFERENCE`: that of its file), of several the mean; by default it is
+    the median of the states that the file contains. The interval contains the spread of several.
+    `what_if` are factors on the machine's resources by name
+    (:class:`dlperf.core.what_if.MachineFactors`), such as ``{"memory_bandwidth": 2}``; the
+    interval is wider by what is unknown of their overlap. For a machine file of another
+    machine or torch than this, all times are extrapolated and the interval is twice as wide; the
+    prediction's warnings say so, and what else makes the file doubtful. A
     device of a data sheet is predicted by ``data-sheet`` where the predictor is ``calibrated``.
     With `profiled_on`, the kernels are those of that machine, carried over to `machine` by what
     bounds them (:mod:`dlperf.predictors.transfer`); a `point` is then a measurement of the step
@@ -438,13 +439,14 @@ def predict(
             f"the step needs {format_bytes(prices.peak_memory_bytes or 0)} of memory, the machine"
             f" has {format_bytes(machine.cpu.memory_bytes)}: it does not fit"
         )
-    at = machine.usual_state if state is None else state
+    states = machine.states if state is None else (state,) if isinstance(state, State) else state
+    at = machine.usual_state if state is None else mean_state(states)
     prediction = Prediction(
         trace,
         machine,
         threads,
         predictor,
-        prices.at_state(at, machine.states if state is None else ()),
+        prices.at_state(at, states if state is None or len(states) > 1 else ()),
         (*warnings, *prices.warnings),
         malloc,
         state=at,

@@ -14,7 +14,7 @@ from dlperf.core import host
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import Step
-from dlperf.core.state import State
+from dlperf.core.state import State, mean_state
 from dlperf.core.text import counted, frame_to_csv
 from dlperf.core.units import format_percent
 from dlperf.forecast.prediction import Prediction, page_fault_cost
@@ -220,12 +220,18 @@ class StepComparison:
         return layer_tree(self.rows[index], self.predictions[index].trace, max_lines)
 
 
-def state_during(measurement: Measurement, machine: Machine) -> State | None:
-    """The machine's state during a measurement; None without readings, without a reference, or
+def states_during(measurement: Measurement, machine: Machine) -> tuple[State, ...]:
+    """The machine's states around a measurement; none without readings, without a reference, or
     where the machine file is of another processor.
     """
     is_same = measurement.machine == machine.cpu.model
-    return measurement.state_over(machine.reference) if is_same else None
+    return measurement.states_over(machine.reference) if is_same else ()
+
+
+def state_during(measurement: Measurement, machine: Machine) -> State | None:
+    """The mean of the machine's states around a measurement; None where there are none."""
+    states = states_during(measurement, machine)
+    return mean_state(states) if states else None
 
 
 def _blind_to_json(step: Step | None, actual_s: float) -> dict[str, Any] | None:

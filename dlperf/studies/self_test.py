@@ -78,8 +78,10 @@ def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple
     tests = []
     for one in timed:
         assert one.measurement.trace is not None
-        state = replace(one.measurement, states=one.states).state_over(machine.reference)
-        prediction = predict(one.measurement.trace, plain, threads, malloc=_POLICY, state=state)
+        states = replace(one.measurement, states=one.states).states_over(machine.reference)
+        prediction = predict(
+            one.measurement.trace, plain, threads, malloc=_POLICY, state=states or None
+        )
         step, items = prediction.step, prediction.prices.items
         assert step.total_s is not None
         assert step.low_s is not None

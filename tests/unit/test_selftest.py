@@ -87,9 +87,13 @@ def test_a_step_is_predicted_at_the_mean_state_of_its_measurement() -> None:
     step = trace(mm(64, 64, 64), relu(4096))
     slow = Reading(*[3e-3] * 6)  # three times the reference after the measurement, once before
     plain = replace(machine(), reference=READING, readings=(READING, slow, slow))
-    at = predict(step, plain, threads=1, malloc="tuned", state=State(*[2.0] * 6)).step
+    around = State(), State(*[3.0] * 6)
+    at = predict(step, plain, threads=1, malloc="tuned", state=around).step
     (test,) = self_test.compare(plain, [timed(step, 7, 1e-3, after=slow)], 1)
     assert (test.predicted_s, test.low_s, test.high_s) == (at.total_s, at.low_s, at.high_s)
+    mean = predict(step, plain, threads=1, malloc="tuned", state=State(*[2.0] * 6)).step
+    assert at.total_s == mean.total_s
+    assert at.low_s < mean.low_s < mean.high_s < at.high_s
     blind = predict(step, plain, threads=1, malloc="tuned").step
     assert blind.total_s != pytest.approx(at.total_s)
 

@@ -20,14 +20,14 @@ from test_validation import CASE, named, provenance, scaled, scores, studied, wh
 
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import LayerTimes, Measurement
-from dlperf.core.state import Reading, State
+from dlperf.core.state import Reading, State, mean_state
 from dlperf.core.trace import Layer, Trace
 from dlperf.studies.accuracy.ablation import Term, ablate
 from dlperf.studies.accuracy.cases import Case, join
 from dlperf.studies.accuracy.page import study_to_markdown, study_to_text, write_study
 from dlperf.studies.accuracy.residuals import N_SHOWN
 from dlperf.studies.accuracy.scoring import layer_groups, score, score_at_state, summaries
-from dlperf.studies.accuracy.study import Study, Variant, run_study, state_of
+from dlperf.studies.accuracy.study import Study, Variant, run_study, states_of
 
 N = 512
 LAYERS = (Layer("Net", "Net", False, (("", 1),)), Layer("fc", "Linear", True, (("Net", 1),)))
@@ -76,12 +76,12 @@ def study_of(machine: Machine, *runs: Measurement, predictors: tuple[str, ...] =
 def test_the_state_of_a_case_is_the_mean_of_its_runs() -> None:
     machine = read_machine(1.0)
     runs = (measured(1.2, 1.1, 1.3), measured(1.2, 1.5, 1.7))
-    assert state_of(runs, machine) == State(core=pytest.approx(1.4))  # of 1.2 and 1.6
-    assert state_of((*runs, measured(1.0)), machine) is None  # one run without readings
-    assert state_of(runs, law_machine()) is None  # no reference
+    assert mean_state(states_of(runs, machine)) == State(core=pytest.approx(1.4))  # of 1.2 and 1.6
+    assert not states_of((*runs, measured(1.0)), machine)  # one run without readings
+    assert not states_of(runs, law_machine())  # no reference
     other = replace(runs[0], machine="another processor")
-    assert state_of((other,), machine) is None
-    assert state_of((), machine) is None
+    assert not states_of((other,), machine)
+    assert not states_of((), machine)
 
 
 def test_a_case_is_predicted_blind_and_at_its_state() -> None:

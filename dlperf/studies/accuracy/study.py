@@ -14,10 +14,10 @@ import pandas as pd
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import EXACT, Machine
 from dlperf.core.measurement import Measurement
-from dlperf.core.state import State, mean_state
+from dlperf.core.state import State
 from dlperf.core.trace import Trace
 from dlperf.forecast.prediction import Prediction, predict
-from dlperf.report.step_comparison import state_during
+from dlperf.report.step_comparison import states_during
 from dlperf.studies.accuracy.ablation import Ablation, Intervals, ablate, intervals
 from dlperf.studies.accuracy.baselines import MEANINGS, BaselineEstimate, problems, score_baseline
 from dlperf.studies.accuracy.cases import Case, CaseScore, Reference, join
@@ -226,13 +226,10 @@ def _intervals(scores: Sequence[CaseScore]) -> Intervals | None:
     )
 
 
-def state_of(runs: Sequence[Measurement], machine: Machine) -> State | None:
-    """The machine's mean state during the measurements of a case; None where that of one is
-    unknown.
-    """
-    states = [state_during(run, machine) for run in runs]
-    known = [state for state in states if state is not None]
-    return mean_state(known) if known and len(known) == len(states) else None
+def states_of(runs: Sequence[Measurement], machine: Machine) -> list[State]:
+    """The machine's states around the measurements of a case; none where one has none."""
+    states = [states_during(run, machine) for run in runs]
+    return [state for of_run in states for state in of_run] if all(states) else []
 
 
 Record = Callable[[Case], Trace]
@@ -282,14 +279,14 @@ def run_study(
     whole: list[tuple[Case, Reference, Prediction]] = []
     for variant in asked:
         for case, reference in references:
-            trace, state = traces[case], state_of(taken[case], variant.machine)
+            trace, states = traces[case], states_of(taken[case], variant.machine)
             to_predict = partial(predict, trace, variant.machine, case.threads, variant.predictor)
             prediction = to_predict()
             found, rows = score(case, reference, prediction, variant.name)
             if variant.only_measured and not (found.sources and found.sources.all_measured):
                 continue
-            if variant.predictor == MAIN and state is not None:
-                at_state = to_predict(state=state)
+            if variant.predictor == MAIN and states:
+                at_state = to_predict(state=states)
                 found, rows = score_at_state((found, rows), reference, at_state)
                 if variant.name == MAIN:
                     residuals.append(residuals_of(case, reference, at_state))
