@@ -88,14 +88,14 @@ def _adds_bias(index: int, op: Op, ops: Sequence[Op], storages: Sequence[Storage
     if op.phase != "forward" or op.name != _SUM or op.kwargs or len(op.inputs) != 2:
         return False
     product, bias = op.inputs
+    if product.storage < 0 or len(product.shape) < 3 or len(bias.shape) != 1:
+        return False
     held = storages[product.storage]
-    if len(bias.shape) != 1 or held.born < 0 or held.dies != index + 1:
+    if held.born < 0 or held.dies != index + 1 or ops[held.born].packet != "aten.mm":
         return False
-    made = ops[held.born]
-    if made.packet != "aten.mm":
-        return False
-    weight = made.inputs[1]
-    return storages[weight.storage].born < 0 and weight.strides[0] == 1
+    weight = ops[held.born].inputs[1]
+    is_parameter = weight.storage >= 0 and storages[weight.storage].born < 0
+    return is_parameter and weight.strides[0] == 1
 
 
 def _with_storages(op: Op, same: dict[int, int]) -> Op:

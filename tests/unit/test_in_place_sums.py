@@ -84,10 +84,10 @@ class _Written(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.rand(6, 5)), nn.Parameter(torch.rand(5))
+        self.weight, self.bias = nn.Parameter(torch.rand(5, 6)), nn.Parameter(torch.rand(5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.weight + self.bias
+        return x.flatten(0, 1) @ self.weight.t() + self.bias
 
 
 def _sums(model: nn.Module, x: torch.Tensor) -> tuple[list[str], list[str]]:
