@@ -256,9 +256,7 @@ SEQUENCES = {
 def used_heap(policy: str = "default") -> Heap:
     """A heap of a process that has run for a while: the thread's cache of small chunks is full."""
     heap = Heap(POLICIES[policy])
-    for size in range(24, 1033, 16):
-        for address in [heap.malloc(size) for _ in range(7)]:
-            heap.free(address)
+    heap.fill_cache()
     return heap
 
 

@@ -106,6 +106,12 @@ class Heap(Counting):
         assert address is not None
         return address
 
+    def fill_cache(self) -> None:
+        """Fill the thread's cache of small chunks, as in a process that has run for a while."""
+        for n_bytes in range(_SMALLEST - _HEADER // 2, _TCACHE_BYTES, 16):
+            for address in [self.malloc(n_bytes) for _ in range(_TCACHE_COUNT)]:
+                self._free_chunk(address)
+
     def free(self, address: int) -> None:
         """Give a block back; may unmap it, or trim the top of the heap. Raises KeyError for what is
         not in use.

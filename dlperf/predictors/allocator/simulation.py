@@ -64,8 +64,6 @@ FREE_CHUNKS = ((3, 64 * KIB, 220 * KIB), (27, KIB, 4 * KIB), (260, 136, KIB), (1
 """Number and least and largest bytes of the free chunks in a process that has imported torch and
 built a model.
 """
-_CACHED = range(24, 1033, 16)
-"""Sizes of which such a process's cache of small chunks is full."""
 PEAK_STEPS = 3
 """Steps whose peak counts."""
 IMPORTED_BYTES = 943 * KIB
@@ -90,6 +88,7 @@ class StepPages:
     released: tuple[int, ...]
 
 
+_NONE_KEPT = Primitives()
 FRESH, UNUSED = -1, -2
 """Memory from the system, and memory that nothing used in the steps before, as owners."""
 Owners = tuple[tuple[int, int], ...]
@@ -191,14 +190,14 @@ class Script:
         heap = allocator_of(policy)
         if policy.adapts:
             heap.free(heap.allocate(IMPORTED_BYTES)[0])
-        dice, free = random.Random(seed), []
-        for n_chunks, least, most in FREE_CHUNKS:
-            for _ in range(n_chunks):
-                free.append(heap.malloc(dice.randrange(least, most)))
-                heap.malloc(OUTPUT)
-        cached = [heap.malloc(n_bytes) for n_bytes in _CACHED for _ in range(7)]
-        for address in cached + free:
-            if address is not None:
+        if isinstance(heap, Heap):  # others keep small requests apart from tensors
+            dice, free = random.Random(seed), []
+            for n_chunks, least, most in FREE_CHUNKS:
+                for _ in range(n_chunks):
+                    free.append(heap.malloc(dice.randrange(least, most)))
+                    heap.malloc(OUTPUT)
+            heap.fill_cache()
+            for address in free:
                 heap.free(address)
         return self.run_on(heap)
 
@@ -274,7 +273,7 @@ class Script:
                     make(storage)
                 graph += malloc(small.nodes.get(index, ()))
                 for number, (stage, results) in enumerate(self._stages(index)):
-                    first = kept.get((index, number), Primitives())
+                    first = kept.get((index, number), _NONE_KEPT)
                     held = take(stage.held)
                     malloc(first.before)
                     read = convert(stage.read, first.conversions)
