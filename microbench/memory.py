@@ -14,17 +14,12 @@ import numpy as np
 import torch
 
 from dlperf.core.clock import Clock, Samples, minor_faults, undisturbed
-from dlperf.core.costs import PAGE_RESIDENCY, Cost, CostKey
+from dlperf.core.costs import Cost, CostKey
 from dlperf.core.machine import Footprint
-from dlperf.microbench.stream import PAUSES_MS, computing
 
 _SIZES = (2**20, 2**22, 2**24, 2**26)
 _HUGE_PAGE_BYTES = 2**21
 _HUGE_SIZES = (2**22, 2**24, 2**26)
-_PRIMING = 3
-"""Touches before one that is at once: so that as many pages were given back just now, and the
-shared cache has taken them in, which takes it two.
-"""
 
 
 @dataclass(frozen=True)
@@ -119,36 +114,6 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
                 )
             )
     return costs
-
-
-def measure_residency(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
-    """``page_residency``: slowdown of a page's first touch after so many milliseconds of computing
-    since pages were given back, relative to at once.
-
-    The system hands out first what it got last. The shared cache has evicted those pages by then;
-    the slower second write counts, too.
-    """
-    compute_for, n_samples = computing(clock), 2 if mode == "quick" else 5
-    found = []
-    for pause_ms in PAUSES_MS[mode]:
-        ratios = []
-        for size in _SIZES[:3] * n_samples:
-            for _ in range(_PRIMING):
-                _touch(size, clock)
-            at_once = _touch(size, clock)
-            compute_for(pause_ms)
-            later = _touch(size, clock)
-            if at_once.fault_s:
-                ratios.append(
-                    (
-                        (later.fault_s + later.again_s - at_once.again_s) / at_once.fault_s,
-                        at_once.disturbed or later.disturbed,
-                    )
-                )
-        if ratios:
-            samples = undisturbed(ratios, least_frac=0.0)
-            found.append(Cost(CostKey(PAGE_RESIDENCY, at=pause_ms), threads, samples))
-    return found
 
 
 def measure_footprints() -> list[Footprint]:

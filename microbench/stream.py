@@ -40,9 +40,7 @@ PAUSES_MS = {
     "full": (1, 2, 4, 6, 8, 12, 16, 32, 64),
     "thorough": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128),
 }
-"""How long nothing touches the shared cache, for :func:`measure_residency` and
-:func:`dlperf.microbench.memory.measure_residency`.
-"""
+"""How long nothing touches the shared cache, for :func:`measure_residency`."""
 _SIDE = 256
 
 _STAGGER = 5168

@@ -249,16 +249,10 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         bandwidths = stream.measure(n_threads, mode, cpu.caches_bytes, own.part(0.8))
         return bandwidths, data_residency(own)
 
-    def pages(own: Clock) -> list[Cost]:
-        return [
-            *memory.measure(n_threads, mode, own.part(0.6)),
-            *memory.measure_residency(n_threads, mode, own),
-        ]
-
     # What each group of costs measures: bandwidths, costs, and what was refused.
     system: dict[str, Callable[[Clock], tuple[list[Bandwidth], list[Cost], list[str]]]] = {
         "framework": lambda own: ([], framework.measure(n_threads, mode, own), []),
-        "memory": lambda own: ([], pages(own), []),
+        "memory": lambda own: ([], memory.measure(n_threads, mode, own), []),
         "threads": lambda own: ([], threads.measure(n_threads, mode, own), []),
         "stream": lambda own: (*sweeps(own), []),
         "ceilings": lambda own: (*ceilings.measure(n_threads, mode, cpu.caches_bytes, own), []),

@@ -88,9 +88,10 @@ def run_calibration(
 
     with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
         try:
-            started = [
-                stack.enter_context(self_test.start(count)) for count in dict.fromkeys(threads)
-            ]  # they import torch while the measuring process does
+            started, trimming = (  # they import torch while the measuring process does
+                [stack.enter_context(start(count)) for count in dict.fromkeys(threads)]
+                for start in (self_test.start, self_test.start_trimming)
+            )
             machine = calibrate(
                 path,
                 mode=mode,
@@ -113,6 +114,7 @@ def run_calibration(
                 machine,
                 [process for process in started if process.threads not in tested],
                 self_test.seeds_of_calibration(mode),
+                trimming,
             )
         except KeyboardInterrupt:
             raise Interrupted(

@@ -36,9 +36,10 @@ CACHE_MISS, COLD_START = "cache_miss", "cold_start"
 PAGE_EVICTION, CODE_EVICTION = "page_allocation_eviction", "instruction_cache_pressure"
 COLD_STARTS = (COLD_START, PAGE_EVICTION, CODE_EVICTION)
 """Penalties of a call whose code and data left the nearer caches, by what drove them out."""
-CACHE_RESIDENCY, PAGE_RESIDENCY = "cache_residency", "page_residency"
-"""Slowdown, by milliseconds without a touch, of data in the shared cache and of reused pages."""
-PAGE_COSTS = ("page_fault", "page_release", "huge_page_fault")
+CACHE_RESIDENCY = "cache_residency"
+"""Slowdown, by milliseconds without a touch, of data in the shared cache."""
+SMALL_PAGE_COSTS = ("page_fault", "page_release")
+PAGE_COSTS = (*SMALL_PAGE_COSTS, "huge_page_fault")
 ARITHMETIC = "arithmetic"
 OPTIMIZER_CALL, OPTIMIZER_TENSOR = "optimizer_call", "optimizer_tensor"
 LOADER_BYTE = "loader_byte"
@@ -79,7 +80,6 @@ KINDS = {
     **dict.fromkeys(("ddp_call", "ddp_hook", "ddp_sync"), CostKind("s", MEDIAN)),
     ARITHMETIC: CostKind("s/FLOP"),
     CACHE_RESIDENCY: CostKind("factor", MEDIAN, "ms"),
-    PAGE_RESIDENCY: CostKind("factor", MEDIAN, "ms"),
 }
 """Every kind of cost that a machine file may hold."""
 

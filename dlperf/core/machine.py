@@ -10,19 +10,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from msgspec import structs
+from typing import Any, TypeVar
 
 from dlperf.core import files
-from dlperf.core.clock import samples_from_record, samples_to_json
-from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
-from dlperf.core.conversion import convert
-from dlperf.core.costs import ARITHMETIC, KINDS, PAGE_COSTS, STEP_COSTS, Cost, CostKey
+from dlperf.core.co_run import CoRun
+from dlperf.core.costs import (
+    ARITHMETIC,
+    KINDS,
+    PAGE_COSTS,
+    SMALL_PAGE_COSTS,
+    STEP_COSTS,
+    Cost,
+    CostKey,
+)
 from dlperf.core.data_sheet import DataSheet
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
@@ -32,28 +36,26 @@ from dlperf.core.machine_entries import (
     Cpu,
     Footprint,
     Kernel,
-    bandwidth_to_json,
     check_unique,
-    cost_from_record,
-    cost_to_json,
-    state_to_json,
 )
-from dlperf.core.operators import (
-    Op,
-    TensorTable,
-    arguments_from_json,
-    op_to_json,
-    tensors_from_records,
+from dlperf.core.machine_format import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    fields_from_json,
+    machine_to_json,
 )
-from dlperf.core.records.machine import KernelModelFit, KernelRecord, MachineRecord
+from dlperf.core.operators import Op
+from dlperf.core.records.machine import KernelModelFit
 from dlperf.core.state import REFERENCE, Reading, State, mean_state, usual_state
 from dlperf.core.verification import (
     Coverage,
     Disturbance,
+    PageTest,
     SelfTest,
     check_tests,
     interval_factor,
     kernel_factor,
+    page_factor,
 )
 
 __all__ = [
@@ -69,12 +71,14 @@ __all__ = [
     "Kernel",
     "KernelModelFit",
     "Machine",
+    "PageTest",
     "SelfTest",
     "default_path",
     "lacks",
 ]
 
-SCHEMA, SCHEMA_VERSION, _LEAST_LEFT_OUT = "dlperf.machine", 4, 20
+_LEAST_LEFT_OUT = 20
+AnyTest = TypeVar("AnyTest", SelfTest, PageTest)
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
 STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
@@ -113,6 +117,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     coverage: tuple[Coverage, ...] = ()
     disturbances: tuple[Disturbance, ...] = ()
     self_tests: tuple[SelfTest, ...] = ()
+    page_tests: tuple[PageTest, ...] = ()
     reference: Reading | None = None
     readings: tuple[Reading, ...] = ()
     data_sheet: DataSheet | None = None
@@ -298,9 +303,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
     def self_tests_of(self, threads: int) -> tuple[SelfTest, ...]:
         """The self-tests at the measured thread count nearest to `threads`."""
-        counts = {test.threads for test in self.self_tests}
-        nearest = _nearest(counts, threads) if counts else threads
-        return tuple(test for test in self.self_tests if test.threads == nearest)
+        return _of_nearest(self.self_tests, threads)
 
     def interval_factor(self, threads: int) -> float:
         """Interval calibration factor (:func:`dlperf.core.verification.interval_factor`)."""
@@ -309,6 +312,11 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     def kernel_factor(self, threads: int) -> float:
         """Factor on steps' kernels (:func:`dlperf.core.verification.kernel_factor`)."""
         return kernel_factor(self.self_tests_of(threads))
+
+    def page_factor(self, threads: int) -> float:
+        """Factor on pages' cost in steps (:func:`dlperf.core.verification.page_factor`)."""
+        page_s = sum(self.cost_value(kind, threads, 0.0) for kind in SMALL_PAGE_COSTS)
+        return page_factor(_of_nearest(self.page_tests, threads), page_s)
 
     def footprint_bytes(self, name: str) -> int:
         """The named footprint in bytes; 0 where it was not measured."""
@@ -404,116 +412,21 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
     def to_json(self) -> dict[str, Any]:
         """The machine as JSON data."""
-        table = TensorTable()
-        kernels = []
-        for kernel in self.kernels:
-            name, args, kwargs, *_ = op_to_json(kernel.op, table)
-            kernels.append(
-                {
-                    "family": kernel.family,
-                    "op": [name, args, kwargs],
-                    "threads": kernel.threads,
-                    **samples_to_json(kernel.samples),
-                    **state_to_json(kernel),
-                    **({"shared_core": kernel.shared_core} if kernel.shared_core else {}),
-                    **(
-                        {} if kernel.core_to_core is None else {"core_to_core": kernel.core_to_core}
-                    ),
-                }
-            )
-        return {
-            "schema": SCHEMA,
-            "schema_version": SCHEMA_VERSION,
-            "created": self.created,
-            "versions": dict(self.versions),
-            "cpu": {
-                **vars(self.cpu),
-                "caches_bytes": list(self.cpu.caches_bytes),
-                "flags": list(self.cpu.flags),
-            },
-            "mode": self.mode,
-            "groups": list(self.groups),
-            "complete": self.complete,
-            "notes": list(self.notes),
-            "bandwidths": [bandwidth_to_json(bandwidth) for bandwidth in self.bandwidths],
-            "costs": [cost_to_json(cost) for cost in self.costs],
-            "kernel_models": [
-                {
-                    **vars(c),
-                    "variant": list(c.variant),
-                    "length_scales": list(c.length_scales),
-                    "signal": float(f"{c.signal:.4g}"),
-                    "noise": float(f"{c.noise:.4g}"),
-                    "leave_one_out_fracs": [float(f"{v:.4g}") for v in c.leave_one_out_fracs],
-                    "weights": list(c.weights),
-                    "noises": list(c.noises),
-                }
-                for c in self.kernel_models
-            ],
-            "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
-            "co_runs": [co_run_to_json(co_run) for co_run in self.co_runs],
-            "coverage": [vars(one) for one in self.coverage],
-            "disturbances": [vars(one) for one in self.disturbances],
-            "self_tests": [vars(test) for test in self.self_tests],
-            "reference": None if self.reference is None else vars(self.reference),
-            "readings": [vars(reading) for reading in self.readings],
-            "data_sheet": None if self.data_sheet is None else vars(self.data_sheet),
-            "kernels": kernels,
-            "tensors": table.to_json(),
-        }
+        return machine_to_json(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Machine:
         """The machine that :meth:`to_json` wrote. Raises DlperfError naming the entry that no
         measurement can have made.
         """
-        record = convert(data, MachineRecord)
-        tensors = tensors_from_records(record.tensors)
+        return cls(**fields_from_json(data))
 
-        def kernel(entry: str, row: KernelRecord) -> Kernel:
-            op = Op(row.op.name, *arguments_from_json(row.op.args, row.op.kwargs, tensors, entry))
-            state = row.readings, row.slowdown, row.shared_core or 0.0, row.core_to_core
-            return Kernel(op, row.family, row.threads, samples_from_record(row), *state)
 
-        return cls(
-            cpu=Cpu(**structs.asdict(record.cpu)),
-            kernels=tuple(
-                kernel(f"kernels[{number}].op", row) for number, row in enumerate(record.kernels)
-            ),
-            bandwidths=tuple(
-                Bandwidth(
-                    b.kernel,
-                    b.threads,
-                    b.working_set_bytes,
-                    b.moved_bytes,
-                    samples_from_record(b),
-                    b.readings,
-                    b.slowdown,
-                )
-                for b in record.bandwidths
-            ),
-            costs=tuple(
-                cost_from_record(row, f"costs[{number}]") for number, row in enumerate(record.costs)
-            ),
-            kernel_models=record.kernel_models,
-            footprints=tuple(Footprint(row.name, round(row.bytes)) for row in record.footprints),
-            mode=record.mode,
-            groups=record.groups,
-            co_runs=tuple(
-                co_run_from_record(row, f"co_runs[{number}]")
-                for number, row in enumerate(record.co_runs)
-            ),
-            complete=record.complete,
-            notes=record.notes,
-            versions=record.versions,
-            created=record.created,
-            coverage=record.coverage,
-            disturbances=record.disturbances,
-            self_tests=record.self_tests,
-            reference=record.reference,
-            readings=record.readings,
-            data_sheet=record.data_sheet,
-        )
+def _of_nearest(tests: Sequence[AnyTest], threads: int) -> tuple[AnyTest, ...]:
+    """The tests at the measured thread count nearest to `threads`."""
+    counts = {test.threads for test in tests}
+    nearest = _nearest(counts, threads) if counts else threads
+    return tuple(test for test in tests if test.threads == nearest)
 
 
 def lacks(machine: Machine, what: str, way_out: str = "; run dlperf calibrate") -> DlperfError:

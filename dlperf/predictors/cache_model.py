@@ -22,7 +22,6 @@ from dlperf.core.costs import (
     COLD_START,
     COLD_STARTS,
     PAGE_EVICTION,
-    PAGE_RESIDENCY,
 )
 from dlperf.core.machine import Machine
 from dlperf.ops.roofs import LEVELS, Roofs
@@ -153,25 +152,18 @@ class CacheModel:
         return largest
 
     @cached_property
-    def _residency(self) -> dict[str, tuple[Array, Array]]:
-        """Of pages and of data, pauses in milliseconds and slowdowns after them, both rising; 1
-        without measurements.
+    def _residency(self) -> tuple[Array, Array]:
+        """Pauses in milliseconds and slowdowns of data after them, both rising; 1 without
+        measurements.
         """
-        found = {}
-        for kind in (PAGE_RESIDENCY, CACHE_RESIDENCY):
-            costs = self.machine.costs_of(kind, threads=self.threads)
-            points = sorted((float(cost.key.at), cost.value) for cost in costs)
-            pauses, slowdowns = np.array([(0.0, 1.0), *points]).T
-            found[kind] = pauses, _rising(slowdowns)
-        return found
-
-    def page_slowdown(self, seconds: float) -> float:
-        """Slowdown of the first touch of a page that was given back `seconds` ago."""
-        return float(np.interp(1e3 * seconds, *self._residency[PAGE_RESIDENCY]))
+        costs = self.machine.costs_of(CACHE_RESIDENCY, threads=self.threads)
+        points = sorted((float(cost.key.at), cost.value) for cost in costs)
+        pauses, slowdowns = np.array([(0.0, 1.0), *points]).T
+        return pauses, _rising(slowdowns)
 
     def _evicted_frac(self, seconds: Array) -> Array:
         """Fraction of data in the shared cache that co-tenants evict within `seconds` (n,)."""
-        slowdown = np.interp(1e3 * seconds, *self._residency[CACHE_RESIDENCY])
+        slowdown = np.interp(1e3 * seconds, *self._residency)
         return np.minimum(1.0, self._evicted_frac_at_2 * (slowdown - 1.0))
 
     @cached_property

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dlperf.core.blas import one_blas_thread
-from dlperf.core.costs import CACHE_RESIDENCY, PAGE_RESIDENCY
+from dlperf.core.costs import CACHE_RESIDENCY, SMALL_PAGE_COSTS
 from dlperf.core.items import NO_KERNEL
 from dlperf.core.machine import Machine, lacks
 from dlperf.core.measurement import Measurement
@@ -117,7 +117,7 @@ def pause_slowdowns(
     A rank that waits for others pauses there; co-tenants evict part of the shared cache meanwhile.
     1 where the file holds no cache residency.
     """
-    if not machine.costs_of(CACHE_RESIDENCY, PAGE_RESIDENCY):
+    if not machine.costs_of(CACHE_RESIDENCY):
         return tuple(1.0 for _ in pauses_s)
     analysis = analyse(trace, malloc, block_of(machine.cpu.flags))
     step = StepItems(trace, cost_model_of(machine, threads), analysis, True)
@@ -193,7 +193,7 @@ def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float
         carried_s += cost_model.carried_spread(variant) * float(seconds.sum())
     variance_s2 += carried_s**2
     half = machine.interval_factor(threads) * Z90 * math.sqrt(variance_s2) / total_s
-    fault_s = cost_model.cost_s("page_fault") + cost_model.cost_s("page_release")
+    page_s = machine.page_factor(threads) * sum(map(cost_model.cost_s, SMALL_PAGE_COSTS))
     fewest, usual, most = simulated.faults_of_a_step
-    fewer, more = (max(0.0, n) * fault_s / total_s for n in (usual - fewest, most - usual))
+    fewer, more = (max(0.0, n) * page_s / total_s for n in (usual - fewest, most - usual))
     return max(0.05, 1.0 - math.hypot(half, fewer)), 1.0 + math.hypot(half, more)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
+from dlperf.core.costs import SMALL_PAGE_COSTS
 from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item
 from dlperf.core.trace import LOSS, Trace
@@ -25,38 +26,6 @@ _NOTHING_S = 1e-12
 _PER_HUGE_PAGE = HUGE_PAGE_BYTES // PAGE_BYTES
 
 
-def cold_faults(
-    simulated: AllocatorSimulation, begin_s: Sequence[float], factor: Callable[[float], float]
-) -> tuple[float, ...]:
-    """The first touches of 4 KiB pages by op, each counted as many times as `factor` says of the
-    seconds since its page was given back.
-
-    `begin_s` are the beginnings of the ops through two steps. The system hands out first what it
-    got last; a page that no op of the step released was released long ago.
-    """
-    n = len(simulated.faults)
-    free: list[tuple[float, float]] = []  # pages, and when they were given back
-    found: list[float] = []
-    for step in range(2):
-        found = []
-        for index in range(n):
-            at = float(begin_s[step * n + index])
-            if simulated.released and simulated.released[index]:
-                free.append((simulated.released[index], at))
-            left, counted = simulated.faults[index], 0.0
-            while left > 0 and free:
-                pages, since = free.pop()
-                taken = min(pages, left)
-                counted, left = counted + taken * factor(at - since), left - taken
-                if pages > taken:
-                    free.append((pages - taken, since))
-            found.append(counted + (left * factor(math.inf) if left > 0 else 0.0))
-        last = simulated.released[n] if simulated.released else 0.0
-        if n and last:
-            free.append((last, float(begin_s[step * n + n - 1])))
-    return tuple(found)
-
-
 Seconds = Mapping[tuple[str, str], float]
 """By layer and phase."""
 
@@ -64,17 +33,17 @@ Seconds = Mapping[tuple[str, str], float]
 def page_items(
     trace: Trace,
     simulated: AllocatorSimulation,
-    faults: Sequence[float],
     cost_s: Callable[[str], float],
+    factor: float,
     source: str,
     others: Seconds,
 ) -> Iterator[Item]:
-    """Items of a simulated step, `faults` by op of it on average, counted as
-    :func:`cold_faults` does.
+    """Items of a simulated step.
 
     `cost_s` gives the seconds of a ``page_fault`` (the first touch of 4 KiB), a ``page_release``
     (giving 4 KiB back) and a ``huge_page_fault`` (2 MiB, from the first touch to giving back; where
-    it was not measured, as much as the small pages in it). A first touch belongs to the op that
+    it was not measured, as much as the small pages in it); 4 KiB of the heap take `factor` times as
+    long (:func:`dlperf.core.verification.page_factor`). A first touch belongs to the op that
     takes the memory. Memory is given back by the op after which it is freed; gradients freed before
     the first op by zero_grad.
 
@@ -84,7 +53,7 @@ def page_items(
     their `others`' time. Where the medians add up to more than the phase's, all are that much
     shorter.
     """
-    touched_s, released_s = _seconds(simulated, faults, cost_s)
+    touched_s, released_s = _seconds(simulated, cost_s, factor)
     steps_s = touched_s.sum(axis=1) + released_s.sum(axis=1)
     if not (usual_step_s := usual_of(steps_s.tolist())):
         return
@@ -118,21 +87,20 @@ def page_items(
 
 
 def _seconds(
-    simulated: AllocatorSimulation, faults: Sequence[float], cost_s: Callable[[str], float]
+    simulated: AllocatorSimulation, cost_s: Callable[[str], float], factor: float
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Seconds of first touches by step and op, and of giving back by step and op (a column more,
     for the step's end).
     """
-    fault_s, release_s = cost_s("page_fault"), cost_s("page_release")
+    fault_s, release_s = map(cost_s, SMALL_PAGE_COSTS)
+    more_s = (factor - 1.0) * (fault_s + release_s)
     huge_s = cost_s("huge_page_fault") or _PER_HUGE_PAGE * (fault_s + release_s)
     n_huge, n_small = math.fsum(simulated.huge_faults), math.fsum(simulated.faults)
     if n_huge:
         release_s *= n_small / (n_small + _PER_HUGE_PAGE * n_huge)
-    weights = np.array(
-        [counted / mean if mean else 0.0 for counted, mean in zip(faults, simulated.faults)]
-    )
     touched_s = (
-        np.array([step.faults for step in simulated.steps]) * weights * fault_s
+        np.array([step.faults for step in simulated.steps]) * fault_s
+        + np.array([step.heap_faults for step in simulated.steps]) * more_s
         + np.array([step.huge_faults for step in simulated.steps]) * huge_s
     )
     return touched_s, np.array([step.released for step in simulated.steps]) * release_s

@@ -31,7 +31,7 @@ from dlperf.predictors.analysis import Analysis
 from dlperf.predictors.base import op_items
 from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel
-from dlperf.predictors.page_faults import cold_faults, page_items
+from dlperf.predictors.page_faults import page_items
 from dlperf.predictors.resources import Array, resources_of
 
 LEAST_KERNEL_S = 2e-7
@@ -195,9 +195,9 @@ class StepItems:
         for item in (*kernels, *calls):
             others[item.layer, item.phase] += item.seconds
         simulated = self.analysis.allocator
-        faults = cold_faults(simulated, self.begin_s.tolist(), self.caches.page_slowdown)
+        factor = self.cost_model.machine.page_factor(self.cost_model.threads)
         source = self._source("interpolated")
-        pages = page_items(self.trace, simulated, faults, self.cost_s, source, others)
+        pages = page_items(self.trace, simulated, self.cost_s, factor, source, others)
         return [*kernels, *pages, *calls]
 
     def _kernel_time(self, index: int, op: Op) -> tuple[float, str]:

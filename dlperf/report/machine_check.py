@@ -75,6 +75,9 @@ def self_test_lines(machine: Machine) -> list[str]:
             which = "longer" if more_frac > 0 else "shorter"
             more = format_percent(abs(more_frac))
             changed = f"; kernels in steps are predicted {more} {which}{changed}"
+        if any(test.threads == threads for test in machine.page_tests):
+            times = machine.page_factor(threads)
+            changed += f"; pages of the heap take {times:.2f} times as long as alone"
         problem = find_self_test_problem(machine, threads)
         passed = f"self-test with {counted(threads, 'thread')}: passed{changed}"
         found.append(f"self-test: {problem}" if problem else passed)

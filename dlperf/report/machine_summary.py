@@ -16,7 +16,6 @@ from dlperf.core.costs import (
     CACHE_RESIDENCY,
     CORE_SPEED,
     KINDS,
-    PAGE_RESIDENCY,
     CostKey,
 )
 from dlperf.core.machine import Machine
@@ -387,7 +386,7 @@ def summarize(machine: Machine) -> Summary:
             for t, found in roofs.items()
             for roof in found.bandwidths
         ),
-        costs_of(CACHE_RESIDENCY, PAGE_RESIDENCY),
+        costs_of(CACHE_RESIDENCY),
         costs_of(CACHE_MISS),
     )
 

@@ -37,14 +37,15 @@ class TimedStep:
 
 class Process(child_process.Child):
     """A fresh process that times steps of random networks with so many threads, under an allocator
-    policy. It starts at once and imports torch while others work.
+    policy, or under `settings` of malloc beside it. It starts at once and imports torch while
+    others work.
     """
 
-    def __init__(self, threads: int, malloc: str = "default") -> None:
+    def __init__(self, threads: int, malloc: str = "default", settings: str = "") -> None:
         self.threads, self.malloc = threads, malloc
-        settings = dict(setting.split("=") for setting in policy_of(malloc).settings.split())
+        chosen = f"{policy_of(malloc).settings} {settings}".split()
         own = {"MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}  # no pool of numpy's
-        variables = {**os.environ, **settings, **own}
+        variables = {**os.environ, **dict(one.split("=") for one in chosen), **own}
         super().__init__(
             "dlperf.studies.random_step_process", threads=threads, environment=variables
         )

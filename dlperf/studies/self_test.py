@@ -2,8 +2,10 @@
 
 A calibration ends with it, always of the same networks; the check of a machine file times others.
 All that is fitted to them are one factor on steps' kernels
-(:func:`dlperf.core.verification.kernel_factor`) and one on intervals
-(:func:`dlperf.core.verification.interval_factor`). A file fails by
+(:func:`dlperf.core.verification.kernel_factor`), one on intervals
+(:func:`dlperf.core.verification.interval_factor`), and one on the cost of pages
+(:func:`dlperf.core.verification.page_factor`), for which a calibration times the networks with
+a malloc that gives back all it can, too. A file fails by
 :func:`dlperf.core.verification.why_failed`.
 """
 
@@ -19,7 +21,7 @@ from dlperf.core.items import NO_KERNEL
 from dlperf.core.machine import Machine
 from dlperf.core.streams import log
 from dlperf.core.text import counted
-from dlperf.core.verification import FIRST_CHECK_SEED, SelfTest, has_failed
+from dlperf.core.verification import FIRST_CHECK_SEED, PageTest, SelfTest, has_failed
 from dlperf.forecast.prediction import predict
 from dlperf.studies.random_steps import Process, TimedStep
 
@@ -27,6 +29,8 @@ _POLICY = "tuned"
 """Malloc in a self-test: without page faults, whose number differs from process to process,
 whatever a machine file says.
 """
+_TRIMMING = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_TOP_PAD_=0"
+"""glibc's malloc as it takes and gives back most pages, in a way that no history decides."""
 _N_NETWORKS = {"quick": 3, "full": 19, "thorough": 39}
 """Networks of a calibration. 19 and 39 are the least numbers of which one and three lie above the
 conformal bound (:func:`dlperf.core.verification.conformal_bound`).
@@ -52,22 +56,46 @@ def start(threads: int) -> Process:
     return Process(threads, _POLICY)
 
 
-def time_steps(process: Process, seeds: range) -> list[TimedStep]:
-    """Steps of the networks of these seeds. Where one is skipped, another of its kind is timed, of
-    a seed beyond. Raises WorkFailed where none is left.
+def start_trimming(threads: int) -> Process:
+    """The process of the same steps with page faults, with so many threads."""
+    return Process(threads, settings=_TRIMMING)
+
+
+def time_steps(
+    process: Process, seeds: range, trimming: Process | None = None
+) -> tuple[list[TimedStep], list[PageTest]]:
+    """Steps of the networks of these seeds, each timed in the other process right after, if there
+    is one. Where one is skipped, another of its kind is timed, of a seed beyond.
+
+    Raises WorkFailed where none is left.
     """
-    found = []
+    found, pages = [], []
     beyond = math.ceil(len(seeds) / _SEEDS_OF_A_KIND) * _SEEDS_OF_A_KIND
     seconds = _SECONDS if len(seeds) <= _N_CHECKED else _SECONDS_OF_MANY
     for seed in seeds:
         for another in range(_N_TRIED):
             timed = list(process.time_steps([seed + another * beyond], seconds))
+            if trimming is not None:
+                again = trimming.time_steps([one.seed for one in timed], seconds)
+                pages += [_page_test(*pair) for pair in zip(timed, again)]
             found += timed
             if timed:
                 break
     if not found:
         raise WorkFailed("every network of the self-test was skipped")
-    return found
+    return found, pages
+
+
+def _page_test(tuned: TimedStep, trimmed: TimedStep) -> PageTest:
+    n_tuned, n_trimmed = (one.measurement.noise["page_faults_per_step"] for one in (tuned, trimmed))
+    return PageTest(
+        tuned.kind,
+        tuned.threads,
+        tuned.seed,
+        trimmed.measured_s,
+        tuned.measured_s,
+        max(0.0, n_trimmed - n_tuned),
+    )
 
 
 def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple[SelfTest, ...]:
@@ -101,10 +129,15 @@ def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple
     return tuple(tests)
 
 
-def run(machine: Machine, processes: Sequence[Process], seeds: range) -> Machine:
+def run(
+    machine: Machine,
+    processes: Sequence[Process],
+    seeds: range,
+    trimming: Sequence[Process] = (),
+) -> Machine:
     """The machine with a self-test of these seeds' networks in each of the processes, for its
     thread count. It replaces the former one of the calibration, or of a check, whose seeds these
-    are.
+    are. The processes of `trimming` time the steps with page faults, too.
 
     Where one fails it is run once more, in case the machine was busy for a moment; what it says
     then counts.
@@ -115,10 +148,15 @@ def run(machine: Machine, processes: Sequence[Process], seeds: range) -> Machine
             f"self-test: steps of {counted(len(seeds), 'random network')} with"
             f" {counted(threads, 'thread')}"
         )
-        tests = compare(machine, time_steps(process, seeds), threads)
+        other = next((other for other in trimming if other.threads == threads), None)
+        timed, pages = time_steps(process, seeds, other)
+        if pages:
+            others = (test for test in machine.page_tests if test.threads != threads)
+            machine = replace(machine, page_tests=(*others, *pages))
+        tests = compare(machine, timed, threads)
         if has_failed(tests):
             with start(threads) as another:
-                tests = compare(machine, time_steps(another, seeds), threads)
+                tests = compare(machine, time_steps(another, seeds)[0], threads)
         kept = tuple(
             test
             for test in machine.self_tests

@@ -29,7 +29,7 @@ from dlperf import Prediction, Trace, predict
 from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
+from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine, PageTest
 from dlperf.core.state import REFERENCE, Reading
 from dlperf.core.trace import (
     BY_HAND,
@@ -44,7 +44,6 @@ from dlperf.core.trace import (
 )
 from dlperf.microbench.conv import backward_of, convolution
 from dlperf.predictors import step_items
-from dlperf.predictors.allocator.simulation import AllocatorSimulation
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.calibrated import HOUR_SPREAD, PROCESS_SPREAD, pause_slowdowns
@@ -52,7 +51,6 @@ from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.predictors.kernel_fits import fit_kernel_models
 from dlperf.predictors.kernel_model import Hyperparameters, KernelModel, fit_hyperparameters
 from dlperf.predictors.kernels.catalog import describe
-from dlperf.predictors.page_faults import cold_faults
 from dlperf.predictors.shared_core import CoreResponses
 
 FAULT_S = 1e-6
@@ -699,9 +697,9 @@ def test_of_large_operands_what_both_ops_pass_over_lies_between_as_well() -> Non
 def test_one_busy_moment_of_a_curve_raises_no_other_point_as_far() -> None:
     plain = machine()
     slowdowns = {1: 1.0, 2: 3.0, 4: 1.2, 8: 2.0}
-    costs = [cost(CostKey("page_residency", at=ms), value) for ms, value in slowdowns.items()]
+    costs = [cost(CostKey("cache_residency", at=ms), value) for ms, value in slowdowns.items()]
     caches = cost_model_of(replace(plain, costs=tuple(costs)), 1).caches
-    assert [caches.page_slowdown(1e-3 * ms) for ms in (0, *slowdowns)] == pytest.approx(
+    assert np.interp((0, *slowdowns), *caches._residency).tolist() == pytest.approx(
         [1.0, 1.0, 2.1, 2.1, 2.5]
     )
     small, *others = plain.bandwidths
@@ -771,52 +769,23 @@ def test_page_faults_stand_where_the_memory_is_born() -> None:
     assert found.step.forward_s == pytest.approx(sum(item.seconds for item in found.prices.items))
 
 
-def test_pages_are_handed_out_last_in_first_out() -> None:
-    """100 pages are given back at 1 s and 50 at 4 s. 80 taken then are the 50 and 30 of the others;
-    what is taken at 9 s is in part from the step before.
+def test_pages_of_the_heap_take_longer_in_steps_than_those_of_a_mapping() -> None:
+    """A block of 40 MiB is a mapping of its own; three of 20 MiB lie in the heap, which is trimmed
+    after each step. In the tests' steps a page took 3 us, alone 1 us.
     """
-    replay = AllocatorSimulation(
-        (0.0, 0.0, 80.0, 90.0), (), 0, (170, 170, 170), released=(0.0, 100.0, 50.0, 0.0, 20.0)
-    )
-    ages: list[float] = []
-
-    def factor(seconds: float) -> float:
-        ages.append(seconds)
-        return 2.0 if seconds > 2 else 1.0
-
-    found = cold_faults(replay, [0, 1, 4, 9, 10, 11, 14, 19], factor)
-    assert found == (0.0, 0.0, 50 + 2 * 30, 2 * 90)
-    assert ages[-4:] == [
-        0,
-        3,
-        8,
-        10,
-    ]  # released before the op that takes them; then what the end of the first step gave back
-    assert cold_faults(AllocatorSimulation((5.0,), (), 0, (5, 5, 5)), [0, 1], factor) == (
-        10.0,
-    )  # nobody gave them back in the step
-
-
-def test_page_faults_after_a_long_step_take_longer() -> None:
-    big = 10 * MIB
-    storages = (Storage(4 * big, 1, 2),)
-    product = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((8e-3,)))
-    step = trace(
-        product.op,
-        Op("aten.relu.default", (T(64),), outputs=(T(big, storage=0),), layer="b"),
-        storages=storages,
-    )
-    on = machine(
-        {
-            "page_fault": FAULT_S,
-            CostKey("page_residency", at=4): 1.0,
-            CostKey("page_residency", at=8): 2.0,
-        },
-        extra=(product,),
-    )
-    found = priced(step, on)
-    (row,) = found.ops[found.ops["what"] == "page faults"].to_dict("records")
-    assert row["seconds"] == pytest.approx(2 * (40 * 256 + 1) * FAULT_S)
+    test = PageTest("MLP", 1, 7, 13e-3, 10e-3, page_faults=1000)
+    on = replace(machine({"page_fault": 1e-6}), page_tests=(test,) * 3)
+    assert on.page_factor(1) == pytest.approx(3.0)
+    for n_blocks, n_bytes, page_s in ((1, 40 * MIB, 1e-6), (3, 20 * MIB, 3e-6)):
+        size = n_bytes // 4
+        ops = [
+            Op("aten.relu.default", (T(64),), outputs=(T(size, storage=index),))
+            for index in range(n_blocks)
+        ]
+        storages = tuple(Storage(n_bytes, index, n_blocks) for index in range(n_blocks))
+        found = priced(trace(*ops, storages=storages), on).ops
+        pages = found[found["what"] == "page faults"]["seconds"].sum()
+        assert pages == pytest.approx(n_blocks * n_bytes / 4096 * page_s, rel=1e-2), n_blocks
 
 
 def test_modules_cost_their_callers_and_parameters_their_owners() -> None:

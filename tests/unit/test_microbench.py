@@ -746,29 +746,6 @@ def test_touching_and_giving_back_are_told_apart() -> None:
     assert touch.faults >= 256
 
 
-def test_pages_that_the_cache_forgot_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made-up touches: 3 us and 1 us for writing again; after computing 5 us and 2 us. So (5 + 2 -
-    1) / 3 times as long.
-    """
-    paused = [False]
-
-    def touch(_size: int, _clock: Clock) -> memory._Touch:
-        found = (
-            memory._Touch(5.0, 2.0, 1.0, 1, False)
-            if paused[0]
-            else memory._Touch(3.0, 1.0, 1.0, 1, False)
-        )
-        paused[0] = False
-        return found
-
-    monkeypatch.setattr(memory, "_touch", touch)
-    monkeypatch.setattr(memory, "computing", lambda _clock: lambda _ms: paused.__setitem__(0, True))
-    found = memory.measure_residency(1, "quick")
-    assert [(cost.key, cost.value) for cost in found] == [
-        (CostKey("page_residency", at=ms), 2.0) for ms in stream.PAUSES_MS["quick"]
-    ]
-
-
 def test_kinds_of_patterns_and_layers_are_all_there() -> None:
     found = {point.op.packet for point in points("quick")}
     for packet in (

@@ -27,10 +27,12 @@ from dlperf.core.verification import (
     FIRST_CHECK_SEED,
     Coverage,
     Disturbance,
+    PageTest,
     SelfTest,
     has_failed,
     interval_factor,
     kernel_factor,
+    page_factor,
     why_failed,
 )
 from dlperf.microbench import suite
@@ -64,7 +66,10 @@ READING = Reading(*[1e-3] * 6)
 
 def timed(step: Trace, seed: int, seconds: float, after: Reading = READING) -> TimedStep:
     """A step of a dense network that took so many seconds."""
-    found = Measurement("made-up", 1, 1, {"total": Samples((seconds,))}, (), trace=step)
+    noise = {"page_faults_per_step": 0.0}
+    found = Measurement(
+        "made-up", 1, 1, {"total": Samples((seconds,))}, (), trace=step, noise=noise
+    )
     return TimedStep(seed, "dense network", "tuned", 1, found, (READING, after))
 
 
@@ -304,6 +309,10 @@ def test_more_than_three_steps_are_a_summary() -> None:
         "self-test with 1 thread: passed; kernels in steps are predicted 6.4 % shorter;"
         " intervals are wider by a factor of 1.2"
     )
+    test = PageTest("MLP", 1, 7, 12e-3, 10e-3, page_faults=1000)
+    assert machine_check.self_test_lines(replace(wider, page_tests=(test,)))[-1].endswith(
+        "by a factor of 1.2; pages of the heap take 1.25 times as long as alone"
+    )
     same = replace(good, self_tests=(result_of(math.exp(0.194)), result_of(math.exp(-0.194))) * 9)
     assert machine_check.self_test_lines(same)[-1] == "self-test with 1 thread: passed"  # 0.97
 
@@ -344,7 +353,11 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[Stub]:
     class Fresh(Stub):
         reference, step = machine(), trace(mm(200, 200, 200), relu(2**18))
 
+    class Trimming(Fresh):
+        """With page faults; counted apart."""
+
     monkeypatch.setattr(self_test, "start", Fresh)
+    monkeypatch.setattr(self_test, "start_trimming", Trimming)
     return Fresh
 
 
@@ -363,7 +376,7 @@ def test_a_skipped_network_gives_way_to_another_of_its_kind() -> None:
             asked.extend(seeds)
             return (timed(trace(mm(4, 4, 4)), seed, 1.0) for seed in seeds if seed > 12)
 
-    found = self_test.time_steps(Skipping(1), range(4, 7))  # type: ignore[arg-type]
+    found, _ = self_test.time_steps(Skipping(1), range(4, 7))  # type: ignore[arg-type]
     assert asked == [4, 13, 5, 14, 6, 15]
     assert [step.seed for step in found] == [13, 14, 15]
 
@@ -380,7 +393,7 @@ def test_a_calibration_always_times_the_same_networks_each_once(mode: str, n: in
 
     seeds = self_test.seeds_of_calibration(mode)
     assert list(seeds) == list(range(n))
-    found = self_test.time_steps(Skipping(1), seeds)  # type: ignore[arg-type]
+    found, _ = self_test.time_steps(Skipping(1), seeds)  # type: ignore[arg-type]
     (another,) = (step.seed for step in found if step.seed not in seeds)
     assert len(found) == n == len(set(asked)) - 1
     assert kind_of(another) == kind_of(2)
@@ -442,6 +455,50 @@ def test_a_calibration_without_a_test_of_its_own_ends_with_one(
     assert stub.n_runs == n_runs  # 0, 3, 6, ... 18: those that the stub does not skip
     assert Machine.load(tmp_path / "m.json").self_tests == found.self_tests
     assert len(found.self_tests) == 1 + stub.n_runs
+
+
+def test_steps_with_page_faults_are_timed_right_after_those_without() -> None:
+    asked: list[tuple[str, int]] = []
+
+    class Named(Stub):
+        def __init__(self, name: str, n_faults: float, ms: float) -> None:
+            super().__init__(1)
+            self.name, self.n_faults, self.ms = name, n_faults, ms
+
+        def time_steps(self, seeds: Sequence[int], seconds: float) -> Iterator[TimedStep]:
+            for seed in seeds:
+                asked.append((self.name, seed))
+                if seed != 1:
+                    step = timed(trace(mm(4, 4, 4)), seed, 1e-3 * self.ms)
+                    noise = {"page_faults_per_step": self.n_faults}
+                    yield replace(step, measurement=replace(step.measurement, noise=noise))
+
+    tuned, trimming = Named("tuned", 2.0, 10.0), Named("trimming", 1002.0, 13.0)
+    _, found = self_test.time_steps(tuned, range(2), trimming)  # type: ignore[arg-type]
+    assert asked == [("tuned", 0), ("trimming", 0), ("tuned", 1), ("tuned", 10), ("trimming", 10)]
+    assert [test.seed for test in found] == [0, 10]
+    assert found[0] == PageTest("dense network", 1, 0, 1e-3 * 13.0, 10e-3, page_faults=1000.0)
+
+
+def test_tests_of_pages_are_kept_by_threads(
+    stub: type[Stub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = PageTest("MLP", 1, 7, 12e-3, 10e-3, page_faults=1000)
+    before = replace(machine(), page_tests=(test, replace(test, threads=2)))
+    monkeypatch.setattr(self_test, "_page_test", lambda *_: replace(test, seed=8))
+    found = self_test.run(before, [stub(1)], SEEDS, [stub(1)])  # type: ignore[list-item]
+    assert [(one.threads, one.seed) for one in found.page_tests] == [(2, 7), (1, 8)]
+    assert self_test.run(before, [stub(1)], SEEDS).page_tests == before.page_tests  # type: ignore[list-item]
+    again = Machine.from_json(json.loads(json.dumps(found.to_json())))
+    assert again.page_tests == found.page_tests
+
+
+@pytest.mark.parametrize(("page_us", "expected"), [(1.0, 2.0), (4.0, 1.0), (0.0, 1.25)])
+def test_pages_of_the_heap_never_cost_less_than_alone(page_us: float, expected: float) -> None:
+    test = PageTest("MLP", 1, 7, 12e-3, 10e-3, page_faults=1000)
+    assert page_factor([test] * 5, 1e-6 * page_us) == pytest.approx(expected)
+    unknown = replace(test, page_faults=0.0, measured_s=1.0)
+    assert page_factor([unknown] * 5, 1e-6) == 1.25
 
 
 def test_the_file_keeps_both() -> None:

@@ -119,7 +119,6 @@ def calibrate(
     monkeypatch.setattr(worker, "StateProbe", lambda cpu, is_slow: simulation)
     for module in (framework, memory, threads, loop, ddp):
         monkeypatch.setattr(module, "measure", lambda *arguments: greedy(arguments[-1]))
-    monkeypatch.setattr(memory, "measure_residency", lambda *arguments: [])
     monkeypatch.setattr(stream, "measure_residency", lambda *arguments: [])
     monkeypatch.setattr(stream, "measure", sweeps)
     monkeypatch.setattr(ceilings, "measure", lambda *arguments: ([], greedy(arguments[-1])))

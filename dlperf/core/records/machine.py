@@ -20,7 +20,7 @@ from dlperf.core.conversion import (
 from dlperf.core.data_sheet import DataSheet
 from dlperf.core.records.trace import TensorRecord
 from dlperf.core.state import Reading
-from dlperf.core.verification import Coverage, Disturbance, SelfTest
+from dlperf.core.verification import Coverage, Disturbance, PageTest, SelfTest
 
 Slowdown = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Response = Annotated[float, Meta(ge=-1, le=1e3)]
@@ -136,6 +136,7 @@ class MachineRecord(Struct, gc=False):
     coverage: tuple[Coverage, ...]  #: Points by group.
     disturbances: tuple[Disturbance, ...]  #: Groups that co-tenants disturbed.
     self_tests: tuple[SelfTest, ...]  #: Steps of random networks.
+    page_tests: tuple[PageTest, ...]  #: Such steps with page faults and without.
     reference: Reading | None  #: The reading to whose state times are normalised.
     readings: tuple[Reading, ...]  #: Readings of the machine's state.
     co_runs: list[CoRunRecord] = []  #: Worker processes at once.

@@ -357,7 +357,9 @@ class Heap(Counting):
                 self._touched = after
             else:
                 reached = min(end, after)
-                self._n_faults += (reached - self._touched) // PAGE_BYTES
+                n_pages = (reached - self._touched) // PAGE_BYTES
+                self._n_faults += n_pages
+                self.heap_faults += n_pages
                 self._touched = reached
 
 

@@ -79,11 +79,13 @@ def allocator_of(policy: Policy) -> Heap | Jemalloc:
 
 @dataclass(frozen=True)
 class StepPages:
-    """One step of a process by op: faults of 4 KiB and 2 MiB pages, and pages given back before it
-    (`released` has a place more, for the step's end).
+    """One step of a process by op: faults of 4 KiB pages, those of them by which the heap grew,
+    faults of 2 MiB pages, and pages given back before it (`released` has a place more, for the
+    step's end).
     """
 
     faults: tuple[int, ...]
+    heap_faults: tuple[int, ...]
     huge_faults: tuple[int, ...]
     released: tuple[int, ...]
 
@@ -261,14 +263,15 @@ class Script:
         peak = max(heap.resident_bytes, at_first + live_bytes)  # some lie in what was free
         for step in range(N_STEPS):
             kept = self._primitives if step == 0 else {}
-            faults, huge_faults = [0] * self._n_ops, [0] * self._n_ops
+            faults, heap_faults, huge_faults = ([0] * self._n_ops for _ in range(3))
             released = [0] * (self._n_ops + 1)
             graph: list[int] = []
             for index in range(self._n_ops):
                 n_released = heap.released_pages
                 drop(self._dying.get(index, ()))
                 released[index] += heap.released_pages - n_released
-                n_huge, n_released = heap.huge_faults, heap.released_pages
+                n_huge, n_heap = heap.huge_faults, heap.heap_faults
+                n_released = heap.released_pages
                 for storage in self._once.get(index, ()) if step == 0 else ():
                     make(storage)
                 graph += malloc(small.nodes.get(index, ()))
@@ -300,13 +303,15 @@ class Script:
                     free(held)
                 if index in small.nodes:
                     graph += malloc((OUTPUT,))
+                heap_faults[index] = heap.heap_faults - n_heap
                 huge_faults[index] = heap.huge_faults - n_huge
                 released[index + 1] += heap.released_pages - n_released  # by the op itself
             n_released = heap.released_pages
             drop(self._dying.get(self._n_ops, ()))
             free(graph[::-1])
             released[self._n_ops] += heap.released_pages - n_released
-            steps.append(StepPages(tuple(faults), tuple(huge_faults), tuple(released)))
+            by_op = faults, heap_faults, huge_faults, released
+            steps.append(StepPages(*map(tuple, by_op)))
             # Survivors of this step are what the next step expects from before it.
             for made, old in self._survivors.items():
                 if made in address and old not in address:
@@ -350,8 +355,8 @@ class AllocatorSimulation:
     back before op i, the last entry those at the step's end. `predecessors[s]` are the owners whose
     memory storage `s` took over in the process of median faults. `peak_bytes` is the most that was
     resident in the first steps, in the median of the processes. Of first touches in a step
-    `faults_of_a_step` are the 10 and 90 % quantiles, and between them the lesser of median and
-    mean.
+    `faults_of_a_step` are the lesser of median and mean, between the 10 and 90 % quantiles of
+    processes' median steps.
     """
 
     faults: tuple[float, ...]
@@ -385,20 +390,20 @@ def simulate(
     n_processes = max(1, min(N_PROCESSES, N_STEPPED_OPS // (N_STEPS * max(1, len(trace.ops)))))
     runs = [script.run(chosen, seed) for seed in range(n_processes if varies else 1)]
     peak_bytes = round(statistics.median(run.peak_bytes for run in runs))
-    totals = [statistics.median(sum(step.faults) for step in run.steps) for run in runs]
-    likely = runs[totals.index(statistics.median_low(totals))]
+    by_process = [statistics.median(sum(step.faults) for step in run.steps) for run in runs]
+    likely = runs[by_process.index(statistics.median_low(by_process))]
     steps = tuple(step for run in runs for step in run.steps)
     if chosen.keeps:  # the memory that small requests keep apart is there from some step on
         steps = (min(steps, key=lambda step: sum(step.faults)),)
-    totals = [sum(step.faults) for step in steps]
+        by_process = [sum(steps[0].faults)]
     return AllocatorSimulation(
         _means([step.faults for step in steps]),
         likely.predecessors,
         peak_bytes,
         (
-            quantile(totals, 0.1),
-            usual_of(totals),
-            quantile(totals, 0.9),
+            quantile(by_process, 0.1),
+            usual_of([sum(step.faults) for step in steps]),
+            quantile(by_process, 0.9),
         ),
         _means([step.huge_faults for step in steps]),
         _means([step.released for step in steps]),

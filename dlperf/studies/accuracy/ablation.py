@@ -18,7 +18,6 @@ from dlperf.core.costs import (
     COLD_START,
     COLD_STARTS,
     KINDS,
-    PAGE_RESIDENCY,
 )
 from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item
@@ -113,9 +112,7 @@ def undisturbed_cache(machine: Machine) -> Machine:
     """Nobody takes the shared cache's room while a step computes."""
     return _with(
         machine,
-        costs=tuple(
-            cost for cost in machine.costs if cost.key.kind not in (CACHE_RESIDENCY, PAGE_RESIDENCY)
-        ),
+        costs=tuple(cost for cost in machine.costs if cost.key.kind != CACHE_RESIDENCY),
     )
 
 
@@ -171,8 +168,7 @@ TERMS = (
     ),
     Term(
         "cache residency",
-        "operands, code and pages that left the shared cache because they were not touched for"
-        " long",
+        "operands and code that left the shared cache because they were not touched for long",
         on_machine=undisturbed_cache,
     ),
     Term(
