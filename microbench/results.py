@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dlperf.core.costs import Cost
-from dlperf.core.machine import Bandwidth, Kernel, KernelModelFit, Machine
+from dlperf.core.machine import EXACT, Bandwidth, Kernel, KernelModelFit, Machine, PageTest
 from dlperf.core.text import counted
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
@@ -23,7 +23,7 @@ reported as disturbed.
 """
 Entry = TypeVar("Entry")
 Measured = TypeVar(
-    "Measured", Kernel, Bandwidth, Cost, KernelModelFit, Coverage, Disturbance, SelfTest
+    "Measured", Kernel, Bandwidth, Cost, KernelModelFit, Coverage, Disturbance, SelfTest, PageTest
 )
 
 
@@ -76,6 +76,7 @@ def merged(
             )
         )
     readings = (*machine.readings, *part.readings)
+    is_of_a_target = bool(kernels) and all(kernel.family == EXACT for kernel in kernels)
     return replace(
         machine.with_kernels(kernels),
         readings=readings,
@@ -90,7 +91,7 @@ def merged(
         notes=tuple(dict.fromkeys(notes)),
         disturbances=tuple(disturbances),
         self_tests=tuple(  # of another file than this one
-            test for test in machine.self_tests if test.threads != threads
+            test for test in machine.self_tests if test.threads != threads or is_of_a_target
         ),
     )
 
@@ -115,6 +116,7 @@ def without(machine: Machine, threads: Collection[int]) -> Machine:
         coverage=_of_others(machine.coverage, threads),
         disturbances=_of_others(machine.disturbances, threads),
         self_tests=_of_others(machine.self_tests, threads),
+        page_tests=_of_others(machine.page_tests, threads),
         groups=tuple(filter(is_kept, machine.groups)),
     )
 

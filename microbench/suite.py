@@ -65,6 +65,7 @@ def calibrate(
     progress: bool | None = None,
     choose: Choose | None = None,
     refused: Callable[[Machine], str] = lambda _: "",
+    running: int | None = None,
 ) -> Machine:
     """Measure this machine into `path`: create the file, resume an interrupted one, extend a
     finished one, or measure anew those of the thread counts that failed their self-test.
@@ -75,7 +76,8 @@ def calibrate(
     the file whatever happens; what is measured anew replaces the former measurement once it is
     whole. `progress` shows a bar on stderr (default: if that is a terminal, plain lines elsewhere).
     `choose` returns further points to take, beyond those of the plan. A file of this machine is
-    measured anew as a whole where `refused` returns a reason.
+    measured anew as a whole where `refused` returns a reason. `running` is what
+    :func:`running_processes` said before the caller started others of its own.
 
     Raises DlperfError for an unknown mode, threads below 1 or above four a core, a file of another
     machine or torch, or not of dlperf (without `force`); WorkFailed when a worker dies or the disk
@@ -114,7 +116,7 @@ def calibrate(
     elif machine.groups:
         n_kept = counted(len(machine.groups), "measured group")
         log(f"{path} keeps {n_kept}; going on with {n_groups} more")
-    machine = _note_other_processes(machine)
+    machine = _note_other_processes(machine, running_processes() if running is None else running)
     total = sum(weight for groups in work.values() for _, weight in groups)
     recorded = [trace.to_json() for trace in traces]
     with progress_of(
@@ -324,8 +326,7 @@ def _measured_points(
     }
 
 
-def _note_other_processes(machine: Machine) -> Machine:
-    running = _running_processes()
+def _note_other_processes(machine: Machine, running: int) -> Machine:
     if running <= 1:
         return machine
     others = "1 other process was" if running == 2 else f"{running - 1} other processes were"
@@ -334,7 +335,7 @@ def _note_other_processes(machine: Machine) -> Machine:
     return replace(machine, notes=(*machine.notes, note))
 
 
-def _running_processes() -> int:
+def running_processes() -> int:
     """Runnable processes now, this one included; 1 where the system does not tell. The least of a
     few readings counts.
     """

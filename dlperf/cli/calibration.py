@@ -82,12 +82,13 @@ def run_calibration(
     from dataclasses import replace
 
     from dlperf.core.files import one_writer
-    from dlperf.microbench.suite import calibrate, what_is_kept
+    from dlperf.microbench.suite import calibrate, running_processes, what_is_kept
     from dlperf.predictors.kernel_fits import fit_kernel_models, least_certain
     from dlperf.studies import self_test
 
     with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
         try:
+            running = running_processes()
             started, trimming = (  # they import torch while the measuring process does
                 [stack.enter_context(start(count)) for count in dict.fromkeys(threads)]
                 for start in (self_test.start, self_test.start_trimming)
@@ -101,6 +102,7 @@ def run_calibration(
                 force=force,
                 choose=least_certain,
                 refused=_why_refused,
+                running=running,
             )
         except Interrupted:
             raise
