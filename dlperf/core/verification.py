@@ -48,7 +48,7 @@ _PRIOR_SD, _PRIOR_TESTS = 0.1, 4
 """Standard deviation of single tests assumed beforehand, and as how many tests it counts."""
 _INDEPENDENT_TESTS = 4
 """Tests of one calibration that count at most: they share its minute."""
-_PRIOR_PAGE_FACTOR, _PRIOR_PAGES_FRAC = 1.25, 0.15
+_PRIOR_PAGE_FACTOR, _PRIOR_PAGES_FRAC, _MOST_PAGES_FRAC = 1.25, 0.15, 0.3
 """Factor on pages' cost assumed beforehand (1.1 to 1.4 were seen on AMD EPYC of Zen 5, more on
 Intel Xeon), which counts as much as a test of whose step pages take so much.
 """
@@ -236,7 +236,8 @@ def page_factor(tests: Sequence[PageTest], page_s: float) -> float:
     themselves, for a page of the heap in steps: there the system also trims the heap and forgets
     where other pages are, and its zeros drive data out of the caches. It is the weighted median of
     the tests and of what is assumed beforehand. A test's weight is the square of how much of its
-    step the pages take, as its error is in proportion to the step.
+    step the pages take, up to 30 %: below, its error is in proportion to the step, above, to the
+    pages.
 
     >>> test = PageTest("MLP", 1, 7, 12e-3, 10e-3, page_faults=1000)
     >>> [page_factor([test] * n, 1e-6) for n in (0, 1, 3)]
@@ -246,7 +247,8 @@ def page_factor(tests: Sequence[PageTest], page_s: float) -> float:
     for test in tests:
         if (pages_s := test.page_faults * page_s) > 0:
             more_s = test.measured_s - test.tuned_s
-            weighted.append((more_s / pages_s, (pages_s / test.tuned_s) ** 2))
+            frac = min(_MOST_PAGES_FRAC, pages_s / test.tuned_s)
+            weighted.append((more_s / pages_s, frac**2))
     return max(1.0, _weighted_median(weighted))
 
 
