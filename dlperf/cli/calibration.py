@@ -53,16 +53,32 @@ def calibrate(args: Namespace) -> Answer:
     if not args.output and not args.machine:
         make_folder(path.parent)
     check_writable(path, args.force)
-    threads = args.threads or _default_threads(use_threads(None))
+    former = _extended_by(args, path)
+    mode = args.mode or (former.mode if former else "full")
+    threads = args.threads or (former.threads if former else _default_threads(use_threads(None)))
     traces = [
         read_or_record(args, target, size)
         for spec in args.targets
         for target, size in split_batch(spec)
     ]
     begin = time.monotonic()
-    machine = run_calibration(path, args.mode, threads, traces, args.force, args.workers)
+    machine = run_calibration(path, mode, threads, traces, args.force, args.workers)
     seconds, summary = time.monotonic() - begin, summarize(machine)
     return Answer(fit(conclude(summary, seconds)), summary.to_json())
+
+
+def _extended_by(args: Namespace, path: Path) -> Machine | None:
+    """The file to which targets or co-runs alone are added, at its own depth and thread counts;
+    None where there is none.
+    """
+    from dlperf.core.machine import Machine
+
+    if not (args.targets or args.workers) or args.force or not path.exists():
+        return None
+    with contextlib.suppress(DlperfError):  # of which the calibration itself speaks
+        machine = Machine.load(path)
+        return machine if machine.threads else None
+    return None
 
 
 def run_calibration(
@@ -232,7 +248,7 @@ COMMAND = Command(
             dest="mode",
             action="store_const",
             const="quick",
-            default="full",
+            default=None,
             help="a rough one: about 40 s for each number of threads, self-test included",
             exclusive=True,
         ),
@@ -260,7 +276,8 @@ COMMAND = Command(
             nargs="+",
             action="extend",
             default=[],
-            help="also measure the exact operations of a target's step at that batch size",
+            help="also measure the exact operations of a target's step at that batch size; a"
+            " file that is there is extended at its own depth and thread counts",
         ),
         option(
             "--threads",

@@ -38,7 +38,7 @@ def calibrate_device(args: Namespace) -> Answer:
     begin = time.monotonic()
     with one_writer(path, "a calibration"):
         try:
-            found = measure_device(device, args.mode, _known(path, name))
+            found = measure_device(device, args.mode or "full", _known(path, name))
         except KeyboardInterrupt:
             raise Interrupted(f"{path} was not written: no roof was measured yet") from None
         machine, n_left_out = import_table(found.machine, found.table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -455,6 +456,39 @@ def test_a_calibration_without_a_test_of_its_own_ends_with_one(
     assert stub.n_runs == n_runs  # 0, 3, 6, ... 18: those that the stub does not skip
     assert Machine.load(tmp_path / "m.json").self_tests == found.self_tests
     assert len(found.self_tests) == 1 + stub.n_runs
+
+
+@pytest.mark.parametrize(
+    ("targets", "has_file", "mode", "expected"),
+    [
+        (["net@8"], True, None, ("quick", (1,))),
+        (["net@8"], True, "full", ("full", (1,))),
+        (["net@8"], False, None, ("full", (1, 3))),
+        ([], True, None, ("full", (1, 3))),
+    ],
+)
+def test_targets_are_added_at_the_depth_of_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    targets: list[str],
+    has_file: bool,
+    mode: str | None,
+    expected: tuple[str, tuple[int, ...]],
+) -> None:
+    path = tmp_path / "m.json"
+    if has_file:
+        replace(machine(), mode="quick").save(path)
+    asked: list[Any] = []
+    monkeypatch.setattr(calibration, "run_calibration", lambda *args: asked.append(args[1:3]))
+    monkeypatch.setattr(calibration, "read_or_record", lambda *_: trace())
+    monkeypatch.setattr(calibration, "use_threads", lambda _: 3)
+    args = Namespace(
+        device=None, output=str(path), machine=None, refresh=False, force=False, threads=None
+    )
+    vars(args).update(targets=targets, workers=[], mode=mode)
+    with pytest.raises(AttributeError):  # nothing was measured to be summarized
+        calibration.calibrate(args)
+    assert asked == [expected]
 
 
 def test_steps_with_page_faults_are_timed_right_after_those_without() -> None:
