@@ -105,10 +105,9 @@ def run_calibration(
     with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
         try:
             running = running_processes()
-            started, trimming = (  # they import torch while the measuring process does
-                [stack.enter_context(start(count)) for count in dict.fromkeys(threads)]
-                for start in (self_test.start, self_test.start_trimming)
-            )
+            started = [
+                stack.enter_context(self_test.start(count)) for count in dict.fromkeys(threads)
+            ]  # they import torch while the measuring process does
             machine = calibrate(
                 path,
                 mode=mode,
@@ -125,12 +124,17 @@ def run_calibration(
         except KeyboardInterrupt:
             raise Interrupted(what_is_kept(path, 0)) from None
         tested = {test.threads for test in machine.self_tests if not test.is_check}
+        waiting = [process for process in started if process.threads not in tested]
         try:
+            trimming = [
+                stack.enter_context(self_test.start_trimming(process.threads))
+                for process in waiting
+            ]  # they import torch while kernel models are fitted
             machine = fit_kernel_models(machine)
             machine.save(path)
             machine = self_test.run(
                 machine,
-                [process for process in started if process.threads not in tested],
+                waiting,
                 self_test.seeds_of_calibration(mode),
                 trimming,
             )
