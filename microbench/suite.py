@@ -77,7 +77,7 @@ def calibrate(
     whole. `progress` shows a bar on stderr (default: if that is a terminal, plain lines elsewhere).
     `choose` returns further points to take, beyond those of the plan. A file of this machine is
     measured anew as a whole where `refused` returns a reason. `running` is what
-    :func:`running_processes` said before the caller started others of its own.
+    :func:`dlperf.core.host.running_processes` said before the caller started others of its own.
 
     Raises DlperfError for an unknown mode, threads below 1 or above four a core, a file of another
     machine or torch, or not of dlperf (without `force`); WorkFailed when a worker dies or the disk
@@ -116,7 +116,8 @@ def calibrate(
     elif machine.groups:
         n_kept = counted(len(machine.groups), "measured group")
         log(f"{path} keeps {n_kept}; going on with {n_groups} more")
-    machine = _note_other_processes(machine, running_processes() if running is None else running)
+    running = host.running_processes() if running is None else running
+    machine = _note_other_processes(machine, running)
     total = sum(weight for groups in work.values() for _, weight in groups)
     recorded = [trace.to_json() for trace in traces]
     with progress_of(
@@ -333,20 +334,6 @@ def _note_other_processes(machine: Machine, running: int) -> Machine:
     note = f"{others} running when the measuring began; times may be too long"
     log(f"warning: the machine is busy: {note}")
     return replace(machine, notes=(*machine.notes, note))
-
-
-def running_processes() -> int:
-    """Runnable processes now, this one included; 1 where the system does not tell. The least of a
-    few readings counts.
-    """
-    counts = []
-    for _ in range(3):
-        try:
-            counts.append(int(Path("/proc/loadavg").read_text().split()[3].split("/")[0]))
-        except (OSError, ValueError, IndexError):
-            return 1
-        time.sleep(0.05)
-    return max(1, min(counts))
 
 
 def _operations_of(trace: Trace) -> str:

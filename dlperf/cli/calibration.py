@@ -97,14 +97,15 @@ def run_calibration(
     """
     from dataclasses import replace
 
+    from dlperf.core import host
     from dlperf.core.files import one_writer
-    from dlperf.microbench.suite import calibrate, running_processes, what_is_kept
+    from dlperf.microbench.suite import calibrate, what_is_kept
     from dlperf.predictors.kernel_fits import fit_kernel_models, least_certain
     from dlperf.studies import self_test
 
     with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
         try:
-            running = running_processes()
+            running = host.running_processes()
             started = [
                 stack.enter_context(self_test.start(count)) for count in dict.fromkeys(threads)
             ]  # they import torch while the measuring process does

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -156,3 +157,17 @@ def usual_threads_of_file(path: Path) -> int:
     except (OSError, ValueError):  # no file, or an empty one
         return own
     return min(held, key=lambda count: (abs(math.log(count / own)), count), default=own)
+
+
+def running_processes() -> int:
+    """Runnable processes now, this one included; 1 where the system does not tell. The least of a
+    few readings counts.
+    """
+    counts = []
+    for _ in range(3):
+        try:
+            counts.append(int(Path("/proc/loadavg").read_text().split()[3].split("/")[0]))
+        except (OSError, ValueError, IndexError):
+            return 1
+        time.sleep(0.05)
+    return max(1, min(counts))

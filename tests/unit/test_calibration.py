@@ -126,7 +126,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
     monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: groups)
     monkeypatch.setattr(suite, "SYSTEM_GROUPS", ())
     monkeypatch.setattr(suite, "SAVE_EVERY_S", 0.0)
-    monkeypatch.setattr(suite, "running_processes", lambda: 1)
+    monkeypatch.setattr(host, "running_processes", lambda: 1)
     return Fresh
 
 
@@ -582,7 +582,7 @@ def test_a_neighbour_is_noted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(suite, "running_processes", lambda: 3)
+    monkeypatch.setattr(host, "running_processes", lambda: 3)
     worker.switches_per_s = 2 * results.BUSY_SWITCHES_PER_S
     machine = suite.calibrate(tmp_path / "m.json", mode="quick")
     assert machine.notes[0].startswith("2 other processes were running")
@@ -838,7 +838,7 @@ def test_a_traces_ops_are_measured_for_it(
 ) -> None:
     monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: [])
     monkeypatch.setattr(suite, "SYSTEM_GROUPS", ("threads", "memory"))
-    monkeypatch.setattr(suite, "running_processes", lambda: 1)
+    monkeypatch.setattr(host, "running_processes", lambda: 1)
     step = trace(mm(33, 17, 9), relu(77), Op("mine.odd.default", (T(4),), layer="fc"))
     machine = suite.calibrate(tmp_path / "m.json", mode="quick", traces=[step])
     assert machine.groups[1:] == ("quick/1/threads", "quick/1/memory")  # kernels come first

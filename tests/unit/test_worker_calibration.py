@@ -204,7 +204,7 @@ def leader(monkeypatch: pytest.MonkeyPatch) -> type[Leader]:
         suite, "trace_group", lambda found, mode: Group("exact", (), suite_repeats(mode))
     )
     monkeypatch.setattr(suite, "SYSTEM_GROUPS", ())
-    monkeypatch.setattr(suite, "running_processes", lambda: 1)
+    monkeypatch.setattr(host, "running_processes", lambda: 1)
     return Fresh
 
 
