@@ -97,7 +97,11 @@ class Heap(Counting):
         return address, self._n_faults - before
 
     def malloc(self, n_bytes: int) -> int:
-        """The address of a small request of the program's own (malloc), below `mmap_threshold`."""
+        """The address of a small request of the program's own (malloc), below `mmap_threshold`; of
+        negative bytes one that is aligned (posix_memalign).
+        """
+        if n_bytes < 0:
+            return self.allocate(-n_bytes)[0]
         size = _chunk_bytes(n_bytes)
         cached = self._tcache.get(size)
         if cached:

@@ -29,7 +29,7 @@ class Counting:
 
     def malloc(self, n_bytes: int) -> int | None:
         """The address of a small request of the program's own; None where an allocator keeps these
-        apart from tensors.
+        apart from tensors. A negative number of bytes is aligned to 64.
         """
         return None
 

@@ -33,9 +33,13 @@ from dlperf.predictors.allocator.heap import PAGE_BYTES, Jemalloc
 from dlperf.predictors.allocator.policies import POLICIES, Policy, policy_of
 from dlperf.predictors.allocator.primitives import Primitives, primitives
 from dlperf.predictors.allocator.small_requests import (
+    BLOCK,
+    CONVERSION,
     OUTPUT,
+    STAGE,
     STORAGE,
     TENSOR,
+    Engine,
     small_requests,
 )
 from dlperf.predictors.allocator.stages import Scratch, Stage
@@ -56,7 +60,7 @@ __all__ = [
 
 N_STEPS, N_COUNTED = 14, 9
 """Steps run and the last of them, which are counted; the thresholds settle within the first few."""
-N_PROCESSES = 9
+N_PROCESSES = 15
 """Processes simulated where memory is given back, each with other small requests before it."""
 N_STEPPED_OPS = 180_000
 """About as many ops are stepped through: a trace of many ops has fewer processes."""
@@ -167,7 +171,8 @@ class Script:
         self._once: dict[int, list[int]] = defaultdict(list)
         self._born: dict[int, list[int]] = defaultdict(list)
         self._dying: dict[int, list[int]] = defaultdict(list)
-        self._small = small_requests(trace)
+        self._scratch = [scratch_bytes(op) for op in trace.ops]
+        self._small = small_requests(trace, lambda index: bool(self._scratch[index]))
         for index, storage in enumerate(trace.storages):
             if not self._sizes[index]:
                 continue
@@ -183,7 +188,6 @@ class Script:
         for index, n_bytes in lasting:
             self._once[index].append(len(self._sizes))
             self._sizes.append(n_bytes)
-        self._scratch = [scratch_bytes(op) for op in trace.ops]
         self._primitives = primitives(trace.ops, self._scratch)
         self._survivors = _survivors(trace)
 
@@ -222,9 +226,8 @@ class Script:
             return [at for n_bytes in sizes if (at := heap.malloc(n_bytes)) is not None]
 
         def free(addresses: list[int]) -> None:
-            for one in addresses:
-                heap.free(one)
-            addresses.clear()
+            while addresses:
+                heap.free(addresses.pop())
 
         def take(sizes: Iterable[int]) -> list[int]:
             made = []
@@ -238,8 +241,11 @@ class Script:
         def convert(sizes: Sequence[int], conversions: Iterable[Sequence[int]]) -> list[int]:
             made = []
             for n_bytes, chunks in zip(sizes, chain(conversions, repeat(()))):
+                passing = malloc(CONVERSION if index in small.converting else ())
                 made += take((n_bytes,))
                 malloc(chunks)
+                made += malloc(BLOCK if index in small.converting else ())
+                free(passing)
             return made
 
         def make(storage: int) -> int:
@@ -266,7 +272,14 @@ class Script:
             faults, heap_faults, huge_faults = ([0] * self._n_ops for _ in range(3))
             released = [0] * (self._n_ops + 1)
             graph: list[int] = []
+            engine = Engine(malloc, free)
             for index in range(self._n_ops):
+                if index == small.backward:
+                    engine.start(len(small.first_of_node))
+                if index == small.optimizer:
+                    engine.end()
+                if index in small.first_of_node:
+                    engine.next_node()
                 n_released = heap.released_pages
                 drop(self._dying.get(index, ()))
                 released[index] += heap.released_pages - n_released
@@ -275,16 +288,18 @@ class Script:
                 for storage in self._once.get(index, ()) if step == 0 else ():
                     make(storage)
                 graph += malloc(small.nodes.get(index, ()))
+                call = malloc(small.calls.get(index, ()))
                 for number, (stage, results) in enumerate(self._stages(index)):
                     first = kept.get((index, number), _NONE_KEPT)
+                    within = malloc(STAGE if index in small.converting else ())
                     held = take(stage.held)
                     malloc(first.before)
                     read = convert(stage.read, first.conversions)
-                    written = convert(stage.written[:1], first.conversions[len(read) :])
+                    written = convert(stage.written[:1], first.conversions[len(stage.read) :])
                     malloc(first.after)
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes)
-                    free(read[::-1])
+                    free(read)
                     written += take(stage.written[1:])
                     for storage in results:
                         # It may have outlived the last step: no trace shows who frees it.
@@ -299,16 +314,18 @@ class Script:
                         watch(index, address.keys())
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes, at_first + live_bytes)
-                    free(written)
-                    free(held)
+                    for blocks in (written, held, within):
+                        free(blocks)
+                free(call)
                 if index in small.nodes:
                     graph += malloc((OUTPUT,))
                 heap_faults[index] = heap.heap_faults - n_heap
                 huge_faults[index] = heap.huge_faults - n_huge
                 released[index + 1] += heap.released_pages - n_released  # by the op itself
+            engine.end()
             n_released = heap.released_pages
             drop(self._dying.get(self._n_ops, ()))
-            free(graph[::-1])
+            free(graph)
             released[self._n_ops] += heap.released_pages - n_released
             by_op = faults, heap_faults, huge_faults, released
             steps.append(StepPages(*map(tuple, by_op)))

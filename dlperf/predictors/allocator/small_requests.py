@@ -1,12 +1,14 @@
-"""Requests below 1 KiB that a training step makes beside the memory of its tensors.
+"""Small requests that a training step makes beside the memory of its tensors.
 
-No trace holds them, but they decide what glibc gives back: a small chunk that lives longer keeps
-the free memory on both sides of it apart. Sizes and numbers were counted with a malloc that logs
-(torch 2.13, x86-64).
+No trace holds them, but they decide what glibc gives back: a small chunk in use keeps the free
+memory on both sides of it apart. Most live as long as one operator or one node of the backward, and
+are made and freed while tensors come and go. Sizes and numbers were read with a malloc that logs
+(torch 2.13, x86-64). Negative ones are aligned to 64 bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dlperf.core.trace import Op, Trace
@@ -21,21 +23,86 @@ _ACCUMULATE = 472  # AccumulateGrad, made anew by each forward
 _VIEW = (16, 176, 312)  # sizes saved for the backward, TensorImpl, DifferentiableViewMeta
 _SAVED = {"aten.convolution": (16,) * 5, "aten.addmm": (16,) * 4}  # sizes saved for the backward
 
+# Autograd's engine.
+_TASK = (32, 16, 8, 1112, 64, 512, 104, 64, 48, 24, 272)  # GraphTask and queues of a backward
+_MEMBER, _DEPENDENCIES = 16, 24  # of each node: its place in the graph, what it waits for
+_QUEUED = (8, 24, 48, 24)  # InputBuffer of a node that waits
+_RUNNING = (64, 512, 104, 64, 104, 64, 16)  # thread state and list of outputs of one that runs
+
+# oneDNN, for a convolution.
+_MEMORY = (-824, 8, -56, 32)  # dnnl::memory and what holds it
+CALL = (16,) * 8 + 2 * _MEMORY + (96, 176, 24)  #: Made by the call, before all blocks.
+STAGE = (
+    2 * _MEMORY + (16,) * 4 + (32, 16) + (-768, 32) * 4 + (-2144, 32) * 3 + (-48, 32)
+)  #: Made by each of its passes, before the blocks of that.
+CONVERSION = (-2144, 32, -768, 32, -32, 40, 32)  #: Live while the block of a layout is made.
+BLOCK = (56, *_MEMORY)  #: Beside such a block, as long as it lives.
+
+
+_CONVOLUTIONS = frozenset({"aten.convolution", "aten.convolution_backward"})
+_POINTER_BYTES = 8  # of a tensor in the lists that a foreach operator takes and returns
+
 
 @dataclass(frozen=True)
 class SmallRequests:
     """Bytes of each small request, by op.
 
     `nodes` are made by an op of the forward that autograd records, before its output, and live to
-    the end of the step. `optimizer` is its first op (the number of ops where there is none).
+    the end of the step. `calls` are made before all else of an op, and live through it. Each pass
+    of a `converting` op makes :data:`STAGE`, each of its blocks :data:`CONVERSION` and
+    :data:`BLOCK`. `backward` and `optimizer` are the first ops of these phases (the number of ops
+    where there is none), `first_of_node` those of each node of the backward.
     """
 
     nodes: dict[int, tuple[int, ...]]
+    calls: dict[int, tuple[int, ...]]
+    converting: frozenset[int]
+    first_of_node: frozenset[int]
+    backward: int
     optimizer: int
 
 
-def small_requests(trace: Trace) -> SmallRequests:
-    """The small requests of a step."""
+class Engine:
+    """The small requests of autograd's engine through one backward, made by `malloc` and given back
+    by `free` (which empties the list).
+    """
+
+    def __init__(
+        self,
+        malloc: Callable[[Iterable[int]], list[int]],
+        free: Callable[[list[int]], None],
+    ) -> None:
+        self._malloc, self._free = malloc, free
+        self._task: list[int] = []
+        self._waiting: list[int] = []
+        self._running: list[int] = []
+
+    def start(self, n_nodes: int) -> None:
+        """A backward through so many nodes begins."""
+        self._task = self._malloc(_TASK)
+        for _ in range(n_nodes):
+            self._task += self._malloc((_MEMBER,))
+            self._waiting += self._malloc((_DEPENDENCIES,))
+        self._waiting.reverse()
+
+    def next_node(self) -> None:
+        """The next node begins; what the one before it held is given back."""
+        queued = self._malloc(_QUEUED)
+        self._free(self._waiting[-1:])
+        del self._waiting[-1:]
+        self._free(self._running)
+        self._running = (queued[::-1] + self._malloc(_RUNNING))[::-1]
+
+    def end(self) -> None:
+        """The backward is over; nothing happens where none was started."""
+        for held in (self._running, self._waiting, self._task):
+            self._free(held)
+
+
+def small_requests(trace: Trace, has_blocks: Callable[[int], bool]) -> SmallRequests:
+    """The small requests of a step. `has_blocks` says of an op whether it allocates memory within
+    itself.
+    """
     recorded = [index for index, op in enumerate(trace.ops) if op.phase == "forward" and op.grad]
     n_accumulated, per_node = 0, len(trace.parameters) / max(1, len(recorded))
     nodes = {}
@@ -43,7 +110,25 @@ def small_requests(trace: Trace) -> SmallRequests:
         n_more = int(number * per_node) - n_accumulated
         n_accumulated += n_more
         nodes[index] = _node(trace.ops[index]) + (_ACCUMULATE,) * n_more
-    return SmallRequests(nodes, _first(trace, "optimizer"))
+    first: dict[int, int] = {}
+    calls, converting = {}, []
+    for index, op in enumerate(trace.ops):
+        if op.phase == "backward" and op.node >= 0:
+            first.setdefault(op.node, index)
+        if op.packet in _CONVOLUTIONS and has_blocks(index):
+            calls[index] = CALL
+            converting.append(index)
+        elif op.packet.startswith("aten._foreach_") and len(op.outputs) > 1:
+            n_bytes = _POINTER_BYTES * len(op.outputs)
+            calls[index] = (n_bytes, n_bytes, _POINTER_BYTES, n_bytes)
+    return SmallRequests(
+        nodes,
+        calls,
+        frozenset(converting),
+        frozenset(first.values()),
+        _first(trace, "backward"),
+        _first(trace, "optimizer"),
+    )
 
 
 def _node(op: Op) -> tuple[int, ...]:
