@@ -111,7 +111,8 @@ def small_requests(trace: Trace, has_blocks: Callable[[int], bool]) -> SmallRequ
         n_accumulated += n_more
         nodes[index] = _node(trace.ops[index]) + (_ACCUMULATE,) * n_more
     first: dict[int, int] = {}
-    calls, converting = {}, []
+    calls: dict[int, tuple[int, ...]] = {}
+    converting = []
     for index, op in enumerate(trace.ops):
         if op.phase == "backward" and op.node >= 0:
             first.setdefault(op.node, index)
