@@ -100,17 +100,13 @@ def test_children_end_and_nothing_is_promised(
     )
     try:
         until = time.monotonic() + PATIENCE_S
-        ours = words_of(
-            process.pid
-            # what looks for a library runs others; and until a child has become what it will be, it
-            # goes by our words
-        )
+        # What looks for a library runs others; and until a child has become what it will be, it goes
+        # by our words, which /proc does not have yet right after the start.
+        ours = [sys.executable, "-m", "dlperf", *words]
         while process.poll() is None and time.monotonic() < until:
             children = descendants(process.pid)
             if any(
-                words[0] == sys.executable and words != ours
-                for words in map(words_of, children)
-                if words
+                one[0] == sys.executable and one != ours for one in map(words_of, children) if one
             ):
                 break
             time.sleep(0.05)
