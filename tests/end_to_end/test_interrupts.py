@@ -36,7 +36,7 @@ def descendants(pid: int) -> set[int]:
 
 def words_of(pid: int) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
     except OSError:
         return []
 
