@@ -105,9 +105,8 @@ def test_children_end_and_nothing_is_promised(
         ours = [sys.executable, "-m", "dlperf", *words]
         while process.poll() is None and time.monotonic() < until:
             children = descendants(process.pid)
-            if any(
-                one[0] == sys.executable and one != ours for one in map(words_of, children) if one
-            ):
+            seen = [one for one in map(words_of, children) if one]
+            if any(one[0] == sys.executable and one != ours for one in seen):
                 break
             time.sleep(0.05)
         else:

@@ -38,7 +38,6 @@ STAGE = (
 CONVERSION = (-2144, 32, -768, 32, -32, 40, 32)  #: Live while the block of a layout is made.
 BLOCK = (56, *_MEMORY)  #: Beside such a block, as long as it lives.
 
-
 _CONVOLUTIONS = frozenset({"aten.convolution", "aten.convolution_backward"})
 _POINTER_BYTES = 8  # of a tensor in the lists that a foreach operator takes and returns
 
