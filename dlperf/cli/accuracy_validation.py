@@ -25,7 +25,7 @@ from dlperf.cli.inputs import (
     write_folder,
 )
 from dlperf.cli.measurement import measure_apart
-from dlperf.core.errors import Interrupted
+from dlperf.core.errors import telling_what_is_kept
 from dlperf.core.streams import log, warn
 from dlperf.core.text import counted
 
@@ -91,10 +91,8 @@ def keeping(args: Namespace, cache: str) -> Iterator[Archive]:
     from dlperf.studies.accuracy.archive import Archive
 
     archive = Archive(args.cache or default_cache(cache), args.fresh)
-    try:
+    with telling_what_is_kept(lambda: archive.kept):
         yield archive
-    except KeyboardInterrupt:
-        raise Interrupted(archive.kept) from None
 
 
 def answer(args: Namespace, study: Any, page: Any, interrupted: bool = False) -> Answer:

@@ -29,7 +29,7 @@ from dlperf.cli.options import (
 )
 from dlperf.cli.states import warn_of_states
 from dlperf.core.argument_types import counts
-from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.core.errors import DlperfError, WorkFailed, telling_what_is_kept
 from dlperf.core.files import check_writable
 from dlperf.core.streams import log, warn
 from dlperf.core.text import counted, fit
@@ -103,49 +103,49 @@ def run_calibration(
     from dlperf.predictors.kernel_fits import fit_kernel_models, least_certain
     from dlperf.studies import self_test
 
-    with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
-        try:
-            running = host.running_processes()
-            started = [
-                stack.enter_context(self_test.start(count)) for count in dict.fromkeys(threads)
-            ]  # they import torch while the measuring process does
-            machine = calibrate(
-                path,
-                mode=mode,
-                threads=tuple(threads),
-                traces=tuple(traces),
-                workers=tuple(workers),
-                force=force,
-                choose=least_certain,
-                refused=_why_refused,
-                running=running,
-            )
-        except Interrupted:
-            raise
-        except KeyboardInterrupt:
-            raise Interrupted(what_is_kept(path, 0)) from None
+    with (
+        telling_what_is_kept(lambda: what_is_kept(path, 0)),
+        one_writer(path, "a calibration"),
+        contextlib.ExitStack() as stack,
+    ):
+        running = host.running_processes()
+        started = [
+            stack.enter_context(self_test.start(count)) for count in dict.fromkeys(threads)
+        ]  # they import torch while the measuring process does
+        machine = calibrate(
+            path,
+            mode=mode,
+            threads=tuple(threads),
+            traces=tuple(traces),
+            workers=tuple(workers),
+            force=force,
+            choose=least_certain,
+            refused=_why_refused,
+            running=running,
+        )
         tested = {test.threads for test in machine.self_tests if not test.is_check}
         waiting = [process for process in started if process.threads not in tested]
-        try:
-            trimming = [
-                stack.enter_context(self_test.start_trimming(process.threads))
-                for process in waiting
-            ]  # they import torch while kernel models are fitted
-            machine = fit_kernel_models(machine)
-            machine.save(path)
-            machine = self_test.run(
-                machine,
-                waiting,
-                self_test.seeds_of_calibration(mode),
-                trimming,
-            )
-        except KeyboardInterrupt:
-            raise Interrupted(
+        with telling_what_is_kept(
+            lambda: (
                 f"{path} keeps everything that was measured; the same command ends with its"
                 " self-test, which was not finished"
-            ) from None
-        except WorkFailed as error:
-            warn(f"the self-test was not finished ({error}); dlperf machine check repeats it")
+            )
+        ):
+            try:
+                trimming = [
+                    stack.enter_context(self_test.start_trimming(process.threads))
+                    for process in waiting
+                ]  # they import torch while kernel models are fitted
+                machine = fit_kernel_models(machine)
+                machine.save(path)
+                machine = self_test.run(
+                    machine,
+                    waiting,
+                    self_test.seeds_of_calibration(mode),
+                    trimming,
+                )
+            except WorkFailed as error:
+                warn(f"the self-test was not finished ({error}); dlperf machine check repeats it")
         machine.save(path)
     return replace(machine, path=str(path))
 

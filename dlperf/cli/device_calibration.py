@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import Answer
-from dlperf.core.errors import DlperfError, Interrupted
+from dlperf.core.errors import DlperfError, Interrupted, telling_what_is_kept
 from dlperf.core.files import check_writable, device_path, one_writer
 from dlperf.core.streams import log, warn
 from dlperf.core.text import fit
@@ -37,10 +37,8 @@ def calibrate_device(args: Namespace) -> Answer:
     log(f"timing kernels of {name}")
     begin = time.monotonic()
     with one_writer(path, "a calibration"):
-        try:
+        with telling_what_is_kept(lambda: f"{path} was not written: no roof was measured yet"):
             found = measure_device(device, args.mode or "full", _known(path, name))
-        except KeyboardInterrupt:
-            raise Interrupted(f"{path} was not written: no roof was measured yet") from None
         machine, n_left_out = import_table(found.machine, found.table)
         created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         machine = replace(machine, notes=found.machine.notes, created=created)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import sysconfig
+from collections.abc import Callable, Iterator
 from numbers import Integral
 
 
@@ -26,6 +28,26 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM in the middle of long work; the message names what of it was kept, and is
     empty where nothing could be.
     """
+
+
+@contextlib.contextmanager
+def telling_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C or SIGTERM inside raises Interrupted with what is `kept`, unless something inside says
+    it. So it is, too, where another error came of it: by a compiled module that was interrupted
+    while it was imported, or a child whose pipe broke while it was ended.
+    """
+    try:
+        yield
+    except BaseException as error:
+        chain = [error]
+        while (before := chain[-1].__cause__ or chain[-1].__context__) and before not in chain:
+            chain.append(before)
+        for one in chain:
+            if isinstance(one, Interrupted):
+                raise one from None
+        if any(isinstance(one, KeyboardInterrupt) for one in chain):
+            raise Interrupted(kept()) from None
+        raise
 
 
 def refuse(*problems: tuple[object, str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.core.errors import DlperfError
+from dlperf.core.errors import DlperfError, Interrupted, telling_what_is_kept
 from dlperf.recorder import recording, targets
 
 SOURCES = {
@@ -68,3 +68,43 @@ def dlperf_line(
         return str(raised.value)
 
     return line
+
+
+def broken_pipe_after_ctrl_c() -> None:
+    """What a pipe to a child says that is closed while Ctrl-C is on its way out."""
+    try:
+        raise KeyboardInterrupt
+    finally:
+        raise BrokenPipeError
+
+
+def a_module_that_was_interrupted() -> None:
+    """As a compiled module's import tells of Ctrl-C."""
+    try:
+        raise KeyboardInterrupt
+    except BaseException as error:
+        raise ImportError("numpy was not imported") from error
+
+
+def ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("ended", [ctrl_c, broken_pipe_after_ctrl_c, a_module_that_was_interrupted])
+def test_an_interrupt_tells_what_is_kept_whatever_became_of_it(ended: Callable[[], None]) -> None:
+    with pytest.raises(Interrupted, match=r"^3 groups$"), telling_what_is_kept(lambda: "3 groups"):
+        ended()
+
+
+def test_what_is_kept_is_told_by_the_one_who_knows_best() -> None:
+    with (
+        pytest.raises(Interrupted, match=r"^everything$"),
+        telling_what_is_kept(lambda: "nothing"),
+        telling_what_is_kept(lambda: "everything"),
+    ):
+        broken_pipe_after_ctrl_c()
+
+
+def test_another_error_is_no_interrupt() -> None:
+    with pytest.raises(BrokenPipeError), telling_what_is_kept(lambda: "nothing"):
+        raise BrokenPipeError
