@@ -79,8 +79,8 @@ def _cycle(calls: list[Call]) -> Callable[[int], Call]:
 
 
 def _calls(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
-    """Costs of calling an operator: through torch.ops, from Python, recorded by autograd, run by
-    the engine.
+    """Costs of calling an operator: through torch.ops, from Python, and what that takes more than
+    from C++, recorded by autograd.
     """
     ops = torch.ops.aten
     few = [torch.rand(4, 4) for _ in range(3)]
@@ -98,11 +98,22 @@ def _calls(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
         lambda: ops.mul.Tensor(y, z),
         lambda: ops.tanh.default(z),
     ]
+    weight, bias = torch.rand(4, 4), torch.rand(4)
+
+    def from_python() -> torch.Tensor:
+        product = torch.addmm(bias, y, weight.t())
+        return torch.tanh(torch.addmm(bias, x, weight.t()).add_(product))
+
+    def from_cpp() -> torch.Tensor:
+        return torch.rnn_tanh_cell(x, y, weight, weight, bias, bias)
+
+    cell: tuple[list[Call], list[Call]] = [from_python], [from_cpp]
     with torch.no_grad():
-        native_s, boxed_s = (
-            _slope(_cycle(native), repeats, clock),
-            _slope(_cycle(boxed), repeats, clock),
+        native_s, boxed_s, python_s, cpp_s = (
+            _slope(_cycle(calls), repeats, clock) for calls in (native, boxed, *cell)
         )
+    with Operators() as operators:
+        from_cpp()
     leaf = torch.rand(4, 4, requires_grad=True)
     recorded: list[Call] = [
         lambda: torch.relu(leaf),
@@ -114,17 +125,18 @@ def _calls(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
     return {
         CostKey("boxed_call"): boxed_s.minus(native_s.minimum),
         CostKey("native_call"): native_s,
+        CostKey("python_call"): python_s.minus(cpp_s.minimum, len(operators.calls) - 1),
         CostKey("autograd_record"): recorded_s.minus(native_s.minimum),
     }
 
 
-def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
+def _backward(call_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
     """Costs of the engine: a node beyond its kernels, what a node more takes that puts a gradient
-    into a parameter, the call of backward.
-
-    Nodes call operators from C++, cheaper than Python does, and one of a linear layer calls seven:
-    what a node takes beyond them is the mean of linear layers and activations.
+    into a parameter, the call of backward. Nodes call operators from C++: `call_s` is what that
+    takes less than the calls of their kernels here.
     """
+    from scipy.optimize import nnls
+
     ops = torch.ops.aten
     x, y = torch.rand(4, 8), torch.rand(4, 4)
 
@@ -161,7 +173,7 @@ def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, S
     ]
     with torch.no_grad():
         relu_s, tanh_s, detach_s = (
-            samples.minimum - boxed_s for samples in sample_in_turns(single, repeats, clock)
+            samples.minimum - call_s for samples in sample_in_turns(single, repeats, clock)
         )
         few_kernels, many_kernels = sample_in_turns(
             [_loop(few_calls), _loop(many_calls)], repeats, clock
@@ -179,30 +191,24 @@ def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, S
     few_bare, many_bare, few_leaved, many_leaved, few, many = _singles(
         prepared, 4 * repeats.n_samples, clock
     )
-    round_s, leaved_round_s = (
+    bare_s, leaved_s, layer_s = (
         (after.minimum - before.minimum) / span
-        for before, after in ((few_bare, many_bare), (few_leaved, many_leaved))
+        for before, after in ((few_bare, many_bare), (few_leaved, many_leaved), (few, many))
     )
-    leaf_s = max(0.0, leaved_round_s - round_s - 2 * (round_s - (relu_s + tanh_s) / 2) - detach_s)
-    round_kernels_s = (
-        many_kernels.minimum - few_kernels.minimum - (len(many_calls) - len(few_calls)) * boxed_s
-    ) / span
-    known_s = round_kernels_s + _LEAVES_OF_ROUND * leaf_s
-    each = Samples(
-        tuple(
-            max(0.0, (value - few.minimum) / span - known_s) / _NODES_OF_ROUND
-            for value in many.values
-        ),
-        many.n_disturbed,
+    kernels_s = many_kernels.minimum - few_kernels.minimum
+    kernels_s -= (len(many_calls) - len(few_calls)) * call_s
+    activation_s = (relu_s + tanh_s) / 2
+    (node_s, leaf_s), _ = nnls(
+        np.array([[1, 0], [2, 1], [_NODES_OF_ROUND, _LEAVES_OF_ROUND]]),
+        np.array([bare_s - activation_s, leaved_s - bare_s - detach_s, layer_s - kernels_s / span]),
     )
     # The root's sum is one node more, and fills a gradient with ones. The least of the samples,
     # because what a call costs when its code has left the caches is measured apart.
-    rounds_s = _FEW * (many.minimum - few.minimum) / span
     return {
-        CostKey("autograd_node"): each,
-        CostKey("accumulate_grad"): Samples((leaf_s,)),
+        CostKey("autograd_node"): Samples((float(node_s),), many.n_disturbed),
+        CostKey("accumulate_grad"): Samples((float(leaf_s),), many_leaved.n_disturbed),
         CostKey("backward_call"): Samples(
-            (max(0.0, few.minimum - rounds_s - each.minimum - (relu_s + tanh_s) / 2),),
+            (max(0.0, few.minimum - _FEW * layer_s - float(node_s) - activation_s),),
             few.n_disturbed,
         ),
     }
@@ -433,7 +439,8 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     # what is left of the time.
     unlimited = replace(clock, until=math.inf)
     found = _calls(repeats, unlimited)
-    found |= _backward(found[CostKey("boxed_call")].minimum, repeats, unlimited)
+    call_s = sum(found[CostKey(kind)].minimum for kind in ("boxed_call", "python_call"))
+    found |= _backward(call_s, repeats, unlimited)
     found |= _modules(repeats, unlimited)
     found |= _python(repeats, unlimited)
     found |= _optimizers(mode, repeats, unlimited)

@@ -49,9 +49,10 @@ KINDS = {
     SHARED_CORE: CostKind("factor", MEDIAN),
     **dict.fromkeys(
         (
-            "boxed_call native_call module_call module_body parameter_lookup python_instruction"
-            " autograd_record autograd_node accumulate_grad backward_call zero_grad_call"
-            " zero_grad_tensor optimizer_zero_root fork_join loader_batch loader_batch_tensor"
+            "boxed_call native_call python_call module_call module_body parameter_lookup"
+            " python_instruction autograd_record autograd_node accumulate_grad backward_call"
+            " zero_grad_call zero_grad_tensor optimizer_zero_root fork_join loader_batch"
+            " loader_batch_tensor"
             " loader_sample loader_tensor loader_shuffle loader_send_batch loader_send_tensor"
             " loop_item loop_accuracy loop_scheduler loop_clip_call loop_clip_tensor"
         ).split(),
@@ -110,6 +111,7 @@ STEP_COSTS = {
     "framework": (
         CostKey("native_call"),
         CostKey("boxed_call"),
+        CostKey("python_call"),
         CostKey("module_call"),
         CostKey("module_body"),
         CostKey("parameter_lookup"),

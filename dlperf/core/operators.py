@@ -153,7 +153,8 @@ class Op:
     called with, in the order of its schema. `layer` is the qualified name of the module that it
     belongs to; where it served several at once (a foreach or fused optimizer), `shares` gives each
     one's fraction. `node` numbers the autograd node that ran it in the backward (-1 elsewhere);
-    `grad` states that autograd recorded it.
+    `grad` states that autograd recorded it, `from_cpp` that C++ code called it: the autograd
+    engine, or an operator that Python called.
     """
 
     name: str
@@ -165,6 +166,7 @@ class Op:
     node: int = -1
     grad: bool = False
     shares: tuple[tuple[str, float], ...] = ()
+    from_cpp: bool = False
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -277,6 +279,7 @@ def op_to_json(op: Op, table: TensorTable) -> list[Any]:
         op.node,
         op.grad,
         [list(s) for s in op.shares],
+        op.from_cpp,
     ]
 
 
@@ -297,6 +300,7 @@ def op_from_record(row: OpRecord, tensors: Sequence[TensorSpec], entry: str) -> 
         row.node,
         row.grad,
         tuple((share.layer, share.share) for share in row.shares),
+        row.from_cpp,
     )
 
 

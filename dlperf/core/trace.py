@@ -70,7 +70,8 @@ class Layer:
     whose forward made them ("" for the step itself). `inputs` and `outputs` are those of the first
     call. `parameters` are the module's own. `n_instructions` is the number of instructions that
     Python executed in its forward over all calls, `n_distinct` that of the places in the code where
-    these stand; 0 where they were not counted.
+    these stand; 0 where they were not counted. `n_silent_nodes` is the number of autograd nodes
+    that its forward made and in which no op runs in the backward.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Layer:
     parameters: tuple[tuple[str, TensorSpec], ...] = ()
     n_instructions: int = 0
     n_distinct: int = 0
+    n_silent_nodes: int = 0
 
     @property
     def n_calls(self) -> int:
@@ -186,6 +188,7 @@ class Trace(Displayed, by="dlperf.report.summaries"):
                 "outputs": [table.add(t) for t in layer.outputs],
                 "parameters": [[name, table.add(t)] for name, t in layer.parameters],
                 "instructions": [layer.n_instructions, layer.n_distinct],
+                "silent_nodes": layer.n_silent_nodes,
             }
             for layer in self.layers
         ]
@@ -266,6 +269,7 @@ def trace_from_record(record: TraceRecord, where: str = "") -> Trace:
             ),
             row.instructions.executed,
             row.instructions.distinct,
+            row.silent_nodes,
         )
         for n, row in enumerate(record.layers)
     )

@@ -259,6 +259,7 @@ class StepItems:
             own_s = max(own_s, kernel_s)
         own_s -= self.caches.operator_cold_start_s(op.packet, own)
         called_s = max(0.0, shared_s) + max(0.0, own_s) - self.cost_s("boxed_call")
+        called_s -= self.cost_s("python_call") if op.from_cpp else 0.0
         if index == self._last_of_backward:
             called_s += self._shared_cold_start_s(self._whole_step)
         if op.phase == "backward":
@@ -377,8 +378,8 @@ class StepItems:
         accumulation; of the calls of backward, optimizer and zero_grad.
         """
         trace, is_training, passed = self.trace, not self.trace.inference, self._whole_step
-        names = ("module_call", "module_body", "parameter_lookup", "accumulate_grad")
-        call_s, body_s, lookup_s, accumulate_s = map(self.cost_s, names)
+        names = "module_call module_body parameter_lookup accumulate_grad autograd_node".split()
+        call_s, body_s, lookup_s, accumulate_s, node_s = map(self.cost_s, names)
         worked = {op.layer for op in trace.ops if op.phase == "backward"}
         # Smallest reuse distance of a forward operator's code, by layer: the last one entered.
         distances = [
@@ -406,6 +407,9 @@ class StepItems:
             if layer.n_instructions:
                 seconds = layer.n_instructions * instruction_s + layer.n_distinct * cold_s
                 yield self._call(name, "forward", seconds, "Python code")
+            if layer.n_silent_nodes and is_training:
+                seconds = layer.n_silent_nodes * node_s
+                yield self._call(name, "backward", seconds, "autograd nodes")
             if n_parameters and is_training and name in worked:
                 seconds = n_parameters * accumulate_s
                 yield self._call(name, "backward", seconds, "gradient accumulation")

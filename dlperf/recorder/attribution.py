@@ -118,6 +118,10 @@ class ModuleStack:
             self._n_nodes += 1
         return self._n_nodes - 1
 
+    def has_run(self, number: int) -> bool:
+        """Whether an operation ran in the autograd node of this number."""
+        return number in self._ordinals
+
     def forget(self) -> None:
         """Drop the reference to the last node."""
         self._last_node = None

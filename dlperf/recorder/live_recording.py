@@ -108,7 +108,7 @@ class LiveRecording:
         if self._recorded is None or self._existing is None:
             raise DlperfError("the step did not end")
         ops, storages, arrivals = _without_reducer(*self._recorded, self._existing.arrivals)
-        layers = self._calls.layers(self._existing.rows, self._code)
+        layers = self._calls.layers(self._existing.rows, self._code, self._recorder.silent_nodes())
         if all(layer.name != self._stack.root for layer in layers):
             layers = (Layer(self._stack.root, self._stack.root, False), *layers)
         inputs = {
@@ -152,7 +152,7 @@ class LiveRecording:
 
         It is the second one where layers take the sequence first, and the inputs are alike.
         """
-        layers = [layer for layer in self._calls.layers({}) if layer.inputs]
+        layers = [layer for layer in self._calls.layers({}, self._code, {}) if layer.inputs]
         if not layers or not layers[0].inputs[0].shape:
             return 1
         shape = layers[0].inputs[0].shape

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
+from collections import Counter
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +27,9 @@ _READ = torch.ops.aten._local_scalar_dense.default
 _COUNT = torch.ops.aten.add_.Tensor
 _UNREAL_NAMESPACES = frozenset({"prim", "profiler", "debugprims"})
 """A dispatch mode sees these namespaces, and no kernel runs."""
+_BETWEEN = ("dlperf.recorder.", "torch._dynamo.", "torch._compile", "torch._ops")
+"""Modules whose frames lie between a caller of an operator and the dispatch mode."""
+_ENGINE, _INTERPRETER, _N_FRAMES = "_engine_run_backward", "torch.fx.", 6
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _DTYPE_NAMES = {
     value: name
@@ -73,6 +79,10 @@ def _shortcut(func: Any, args: tuple[Any, ...]) -> Any:
     return target
 
 
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
 class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that records operations; it is pushed above the fake-tensor mode.
 
@@ -98,6 +108,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._index: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._number = 0
+        self._made: list[tuple[str, int]] = []
+        self._place: list[tuple[int, int]] = []
+        self._called = ""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -162,20 +175,42 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         born = len(self.ops)
         outputs = tuple([self.spec(tensor, born) for tensor in tensors_of(result)])
         grad = number > self._number and torch.is_grad_enabled()
-        self._number = number
+        made, self._number = range(self._number, number), number
         shares: tuple[tuple[str, float], ...] = ()
         layer, index = self._stack.root, -1
         if self.phase == "forward":
             layer = self._stack.top
+            self._made += [(layer, node_number) for node_number in made if grad]
         elif self.phase == "backward":
             layer, index = self._stack.backward_layer(node), self._stack.ordinal(node)
         elif self.owners is not None:
             layer, shares = self.owners.attribute(operands, outputs)
         if grad:
             self._stack.mark(number - 1, layer)
+        name = _name(func)
+        from_cpp = self._is_from_cpp(name)
         self.ops.append(
-            Op(_name(func), args, kwargs, outputs, self.phase, layer, index, grad, shares)
+            Op(name, args, kwargs, outputs, self.phase, layer, index, grad, shares, from_cpp)
         )
+
+    def _is_from_cpp(self, name: str) -> bool:
+        """Whether no call from Python begins with this op: Python stands where it stood at the op
+        before. An op of the same name as the call's first begins another, in a loop.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _module_of(frame).startswith(_BETWEEN):
+            frame = frame.f_back
+        if frame is None or frame.f_code.co_name == _ENGINE:
+            return True
+        is_interpreted = _module_of(frame).startswith(_INTERPRETER)
+        place: list[tuple[int, int]] = []
+        while frame is not None and len(place) < _N_FRAMES:
+            place.append((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
+        if place == self._place and name != self._called and not is_interpreted:
+            return True
+        self._place, self._called = place, name
+        return False
 
     def _argument(self, value: Any) -> Argument:
         kind = type(value)
@@ -256,6 +291,12 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if index >= 0 and not self._storages[index].kind:
             self._change(index, kind=kind)
         return index
+
+    def silent_nodes(self) -> Counter[str]:
+        """Autograd nodes in which no operation ran (of an addition, a clone), by the layer whose
+        forward made them.
+        """
+        return Counter(layer for layer, number in self._made if not self._stack.has_run(number))
 
     def start(self) -> None:
         """Begin to record, or go on; memory that is alive and unknown existed before the step."""

@@ -207,7 +207,7 @@ class _Attempt:
         return Trace(
             target=target.spec,
             batch_size=target.batch_size,
-            layers=calls.layers(existing.rows, code),
+            layers=calls.layers(existing.rows, code, recorder.silent_nodes()),
             ops=ops,
             storages=storages,
             optimizer=None if target.inference else optimizer_info([built.optimizer], ops),

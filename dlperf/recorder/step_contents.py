@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -94,11 +94,13 @@ class ModuleCalls:
     def layers(
         self,
         parameters: dict[str, tuple[tuple[str, TensorSpec], ...]],
-        code: InstructionCounter | None = None,
+        code: InstructionCounter,
+        silent_nodes: Mapping[str, int],
     ) -> tuple[Layer, ...]:
         """Layers in the order of first execution, then those that own parameters and did not run.
 
-        Shapes are those of a layer's first call; `code` holds the instructions of all of them.
+        Shapes are those of a layer's first call; `code` holds the instructions of all of them,
+        `silent_nodes` the autograd nodes of each layer in which no operation ran.
         """
         names = [*self._shapes, *(name for name, rows in parameters.items() if rows)]
         layers = []
@@ -113,7 +115,8 @@ class ModuleCalls:
                     inputs,
                     outputs,
                     parameters.get(name, ()),
-                    *(code.of(name) if code is not None else ()),
+                    *code.of(name),
+                    silent_nodes.get(name, 0),
                 )
             )
         return tuple(layers)

@@ -40,6 +40,7 @@ class OpRecord(Struct, gc=False, array_like=True, forbid_unknown_fields=True):
     node: IndexOrNone  #: Autograd node; -1 for none.
     grad: bool  #: Whether autograd records it.
     shares: list[ShareRecord]  #: Layers that share it.
+    from_cpp: bool = False  #: Whether C++ code called it, not Python.
 
 
 class CallerRecord(Struct, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -74,6 +75,7 @@ class LayerRecord(Struct, gc=False):
     outputs: list[Whole]  #: Tensors of the first call.
     parameters: list[NamedTensorRecord]  #: The module's own.
     instructions: InstructionsRecord = field(default_factory=InstructionsRecord)  #: Python's.
+    silent_nodes: Whole = 0  #: Autograd nodes in which no operator runs.
 
 
 class ParameterRecord(Struct, gc=False, array_like=True, forbid_unknown_fields=True):
