@@ -90,7 +90,7 @@ class Engine:
         self._free(self._waiting[-1:])
         del self._waiting[-1:]
         self._free(self._running)
-        self._running = (queued[::-1] + self._malloc(_RUNNING))[::-1]
+        self._running = queued + self._malloc(_RUNNING)
 
     def end(self) -> None:
         """The backward is over; nothing happens where none was started."""
