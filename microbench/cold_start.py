@@ -20,7 +20,8 @@ from torch import nn
 from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undisturbed
 from dlperf.core.code_footprint import CONVOLUTION, CONVOLUTION_KERNEL, LONG_OPTIMIZER, codes_of
 from dlperf.core.costs import CACHE_MISS, COLD_START, PAGE_EVICTION, Cost, CostKey
-from dlperf.core.trace import Op, Symbol, TensorSpec
+from dlperf.core.trace import Argument, Op, Symbol, TensorSpec
+from dlperf.core.units import MIB
 from dlperf.microbench import operator_benchmark
 from dlperf.microbench.cold_work import (
     Call,
@@ -43,10 +44,8 @@ _N_OPERANDS, _SMALL, _APART = 16, 256, 4096
 page of its own.
 """
 _FEW, _N_PARAMETERS, _N_SAMPLES = 5, 8, 5
-_TINY, _FAR = (8, 16), 2**16
-"""Rows and columns of operands that cost next to nothing; elements of one whose cache misses are
-measured.
-"""
+_TINY = (8, 16)
+"""Rows and columns of operands that cost next to nothing."""
 _CONVOLUTION = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 _NODES = 5
 """Operators that the measured backward runs: their own cold calls are distinguished from its."""
@@ -153,6 +152,44 @@ def elementwise_operators() -> tuple[Op, ...]:
     )
 
 
+def passing_operators() -> tuple[tuple[str, Op, Op, int], ...]:
+    """Operators by the order in which they touch their operands: what each is called, its call on
+    next to no data, that on some MiB, and their bytes.
+    """
+
+    def image(n: int, size: int) -> tuple[Argument, ...]:
+        return T(n, 64, size, size), T(64, 64, 3, 3), None, *_CONVOLUTION
+
+    def normalized(n: int) -> tuple[Argument, ...]:
+        return T(n, 32, 32, 32), *4 * (T(32),), True, 0.1, 1e-5
+
+    def looked_up(n_rows: int, n: int) -> tuple[Argument, ...]:
+        return T(n_rows, 32), T(n, dtype="int64")
+
+    calls: tuple[tuple[str, str, tuple[Argument, ...], tuple[Argument, ...], int], ...] = (
+        ("next", "aten.relu.default", (T(*_TINY),), (T(512, 512),), 2 * MIB),
+        ("in_place", "aten.mul_.Tensor", (T(*_TINY), 1.0), (T(512, 1024), 1.0), 2 * MIB),
+        ("aten.mm", "aten.mm.default", 2 * (T(8, 8),), (T(256, 1024), T(1024, 256)), 9 * MIB // 4),
+        ("aten.convolution", "aten.convolution.default", image(1, 4), image(4, 32), 2 * MIB),
+        (
+            "aten.native_batch_norm",
+            "aten.native_batch_norm.default",
+            normalized(1),
+            normalized(8),
+            2 * MIB,
+        ),
+        ("aten.sum", "aten.sum.dim_IntList", (T(*_TINY), (0,)), (T(512, 1024), (0,)), 2 * MIB),
+        (
+            "aten.embedding",
+            "aten.embedding.default",
+            looked_up(8, 8),
+            looked_up(2**15, 2**13),
+            2 * MIB,
+        ),
+    )
+    return tuple((what, Op(name, few), Op(name, far), size) for what, name, few, far, size in calls)
+
+
 def _others(op: Op) -> list[Op]:
     """Two operators that leave the code warm that all operators share, and not this one's own."""
     tiny = {one.packet: one for one in tiny_operators()}
@@ -171,9 +208,10 @@ def _recorded(op: Op) -> Call:
 
 def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     """Cold-start penalties: extra seconds of a call after other work, over the same call repeated.
-    Cache-miss penalty (``next``): extra seconds per byte of the one operand of an elementwise
-    operator whose code is warm. Operands that are far together cost less each, for their misses
-    overlap; few operators of a step have several.
+    Cache-miss penalty: extra seconds per byte of the operands of an operator whose code is warm. A
+    processor fetches ahead what passes in order (``next``: an elementwise operator's operands,
+    ``in_place`` one that it reads and writes), and less of what a product or a convolution touches
+    block by block (``aten.NAME``).
 
     The other work determines the kind. ``cold_start``: a product passes over a number of bytes.
     ``page_allocation_eviction``: a number of bytes of fresh pages are written and given back, which
@@ -268,7 +306,10 @@ class _Bench:
     def take_operands(self, work: Work) -> None:
         """Operands, and the cache misses of one."""
         self._add(work, "operand", self._operands_s(work.whole))
-        self._add(work, "next", self._misses_s(work.whole), CACHE_MISS)
+        for what, few, far, n_bytes in passing_operators():
+            calls = [*2 * [_recorded(few)], _recorded(far)]
+            extra_s = _after(calls, work.whole, _N_SAMPLES, self.clock)[-1]
+            self._add(work, what, (value / n_bytes for value in extra_s), CACHE_MISS)
 
     def _operators(self, work: Work) -> Iterator[tuple[str, Sequence[Op], Op, int]]:
         """What the code of each operator is called, which others come right before it, and how
@@ -341,15 +382,6 @@ class _Bench:
             self._add(
                 work, what, (max(0.0, value - known_s) for value in self._extra_s(prepare, other))
             )
-
-    def _misses_s(self, other: Call) -> list[float]:
-        """Seconds per byte that an operator takes more for its operand, in place, having left the
-        nearer caches; the same operator ran twice on a few elements before.
-        """
-        far, near = torch.rand(_FAR), torch.rand(_TINY)
-        calls: list[Call] = [*2 * [lambda: near.mul_(1.0)], lambda: far.mul_(1.0)]
-        extra_s = _after(calls, other, _N_SAMPLES, self.clock)[-1]
-        return [value / (far.numel() * far.element_size()) for value in extra_s]
 
     def _operands_s(self, other: Call) -> list[float]:
         """Seconds that an operand adds to a call of two for lying, itself and what torch keeps of

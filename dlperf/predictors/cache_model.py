@@ -27,6 +27,28 @@ from dlperf.core.machine import Machine
 from dlperf.ops.roofs import LEVELS, Roofs
 
 Array = npt.NDArray[np.float64]
+IN_ORDER, IN_PLACE = "next", "in_place"
+_ORDERS = {
+    "aten.mm": "aten.mm",
+    "aten.addmm": "aten.mm",
+    "aten.convolution": "aten.convolution",
+    "aten.native_batch_norm": "aten.native_batch_norm",
+    "aten.native_batch_norm_backward": "aten.native_batch_norm",
+    "aten.sum": "aten.sum",
+    "aten.mean": "aten.sum",
+    "aten.embedding": "aten.embedding",
+    "aten.embedding_dense_backward": "aten.embedding",
+}
+"""The measured operator that touches its operands in the same order, by an operator's code."""
+
+
+def order_of(packet: str) -> str:
+    """The measured operator whose cache misses stand for those of this one.
+
+    >>> order_of("aten.bmm"), order_of("aten.tanh")
+    ('aten.mm', 'next')
+    """
+    return _ORDERS.get(code_of(packet), IN_ORDER)
 
 
 @dataclass(frozen=True)
@@ -111,13 +133,17 @@ class CacheModel:
             curves[name] = [coordinates[0] - 2.0, *coordinates], [0.0, *_rising(seconds)]
         return curves
 
-    def miss_s_per_byte(self, n_bytes: Array, seconds: Array | float = 0.0) -> Array:
+    def miss_s_per_byte(
+        self, n_bytes: Array, seconds: Array | float = 0.0, order: str = IN_ORDER
+    ) -> Array:
         """Cache-miss penalty of an operand, in seconds per byte.
 
         `n_bytes` (n,) is the reuse distance in bytes, `seconds` (n,) in time: co-tenants evict part
-        of a shared cache meanwhile.
+        of a shared cache meanwhile. `order` is how it is touched (:func:`order_of`).
         """
-        curve = self._penalties.get((CACHE_MISS, "next"))
+        curve = self._penalties.get((CACHE_MISS, order))
+        if curve is None and order != IN_ORDER:
+            return self.miss_s_per_byte(n_bytes, seconds)
         if curve is None:
             return np.zeros(len(n_bytes))
         found = np.interp(_log2(n_bytes), *curve)

@@ -29,7 +29,7 @@ from dlperf.ops.fused import FUSED, fused_threads
 from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis
 from dlperf.predictors.base import op_items
-from dlperf.predictors.cache_model import ReuseDistance
+from dlperf.predictors.cache_model import IN_ORDER, IN_PLACE, ReuseDistance, order_of
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel
 from dlperf.predictors.page_faults import page_items
 from dlperf.predictors.resources import Array, resources_of
@@ -325,9 +325,13 @@ class StepItems:
         # its passing of an element and its beginning or end, on average.
         passed = near_bytes + analysis.working_bytes[analysis.operand_touched % n]
         far_bytes = np.minimum(analysis.operand_distance + passed / 2, analysis.step_bytes)
-        near = self.caches.miss_s_per_byte(near_bytes)
-        far = self.caches.miss_s_per_byte(far_bytes, untouched_s)
-        extra_s += analysis.operand_bytes * np.maximum(far - near, 0.0)
+        orders = np.array([order_of(op.packet) for op in self.trace.ops])[analysis.operand_op]
+        orders[analysis.operand_updated & (orders == IN_ORDER)] = IN_PLACE
+        for order in set(orders.tolist()):
+            of = orders == order
+            near = self.caches.miss_s_per_byte(near_bytes[of], order=order)
+            far = self.caches.miss_s_per_byte(far_bytes[of], untouched_s[of], order)
+            extra_s[of] += analysis.operand_bytes[of] * np.maximum(far - near, 0.0)
         return extra_s
 
     def _kernels(self) -> list[Item]:
