@@ -33,11 +33,12 @@ from dlperf.microbench.cold_work import (
 )
 from dlperf.microbench.python_code import PythonForward
 
-COLD_BYTES, FAR_BYTES = (2**22, 2**24, 2**26, 2**27), (2**20, 2**25)
+COLD_BYTES, FAR_BYTES = (2**23, 2**25, 2**26, 2**27), (2**20, 2**22)
 """How much memory passes by between two measured calls, so that the code and data of the call have
-left the nearer caches; of :data:`FAR_BYTES` data alone. What a virtual machine keeps of a shared
-cache ends within few of these, and penalties double there. Less than 4 MiB drive out as much code
-as other operators do, which is measured by itself; operands are as far after 64 MiB as after 128.
+left the nearer caches; of :data:`FAR_BYTES` data alone. Where a shared cache ends, penalties rise
+tenfold within an octave, and co-tenants move that end by as much from minute to minute: two octaves
+without a measurement give the mean. Less than 8 MiB drive out as much code as other operators do,
+which is measured by itself; operands are as far after 64 MiB as after 128.
 """
 _N_OPERANDS, _SMALL, _APART = 16, 256, 4096
 """Pairs of operands, and their elements; each begins so many elements after the one before, on a
