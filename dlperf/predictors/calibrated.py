@@ -136,7 +136,7 @@ def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
         prefix
         for prefix, is_used in (
             ("optimizer_", trace.optimizer is not None),
-            ("python_", any(layer.n_instructions for layer in trace.layers)),
+            ("python_instruction", any(layer.n_instructions for layer in trace.layers)),
         )
         if not is_used
     )

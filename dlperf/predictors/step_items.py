@@ -325,7 +325,8 @@ class StepItems:
         # its passing of an element and its beginning or end, on average.
         passed = near_bytes + analysis.working_bytes[analysis.operand_touched % n]
         far_bytes = np.minimum(analysis.operand_distance + passed / 2, analysis.step_bytes)
-        orders = np.array([order_of(op.packet) for op in self.trace.ops])[analysis.operand_op]
+        by_op = np.array([order_of(op.packet) for op in self.trace.ops], dtype=object)
+        orders = by_op[analysis.operand_op]
         orders[analysis.operand_updated & (orders == IN_ORDER)] = IN_PLACE
         for order in set(orders.tolist()):
             of = orders == order

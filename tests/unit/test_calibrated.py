@@ -298,9 +298,9 @@ def test_costs_that_a_file_lacks_are_named_with_the_command_that_adds_them() -> 
     step = trace(relu(8), inference=False)
     (line,) = priced(step, replace(machine(), path="")).warnings
     assert (
-        "holds no costs native_call, boxed_call, module_call, module_body and 14 more, which"
+        "holds no costs native_call, boxed_call, python_call, module_call and 15 more, which"
         in line
-    )  # 21 less the three of an optimizer
+    )  # 22 less the three of an optimizer
     assert line.endswith("dlperf calibrate adds them")
     assert priced(step, machine(ALL_COSTS)).warnings == ()
     assert (
@@ -595,6 +595,57 @@ def test_products_wait_for_far_operands_too() -> None:
     seconds = [kernels(priced(step, machine(costs)))[0]["seconds"] for costs in ({}, FAR)]
     read = sum(spec.nbytes for spec in operands)
     assert read * 1e-11 <= seconds[1] - seconds[0] <= 2 * read * 1e-11 + T(16, 64).nbytes * 1e-11
+
+
+def test_how_an_operator_touches_far_operands_decides_what_it_waits_for() -> None:
+    """In place, in order, and as a product does, after 32 MiB of another."""
+    n = 1000
+    names = "in_place", "next", "aten.mm"
+    costs = {
+        CostKey("cache_miss", name, at): factor * seconds
+        for factor, name in enumerate(names, 1)
+        for at, seconds in ((4 * MIB, 1e-11), (64 * MIB, 3e-11))
+    }
+    first, second = T(n, storage=0), T(16, 64, storage=0)
+    square = T(16, 16, storage=1)
+    for op, read in (
+        (Op("aten.relu_.default", (first,), layer="one"), 1 * first.nbytes),
+        (Op("aten.relu_.default", (first,), outputs=(first,), layer="one"), 1 * first.nbytes),
+        (Op("aten.relu.default", (first,), outputs=(T(n, storage=3),), layer="one"), 2 * 2 * 4000),
+        (
+            Op("aten.mm.default", (square, second), outputs=(T(16, 64, storage=4),), layer="one"),
+            3 * (square.nbytes + 2 * second.nbytes),
+        ),
+    ):
+        step = trace(
+            op,
+            Op("aten.relu_.default", (T(8 * MIB, storage=2),), layer="large"),
+            storages=(
+                Storage(4096, kind="input"),
+                Storage(square.nbytes, kind="input"),
+                Storage(32 * MIB, kind="input"),
+                Storage(4000, kind="state"),
+                Storage(4096, kind="state"),
+            ),
+        )
+        near, far = (kernels(priced(step, machine(of)))[0]["seconds"] for of in ({}, costs))
+        assert far - near == pytest.approx(read * 2.5e-11, rel=1e-2)
+
+
+def test_a_call_from_cpp_and_a_node_without_an_op_have_costs_of_their_own() -> None:
+    costs = {"boxed_call": 4e-7, "python_call": 3e-7, "autograd_node": 1e-6}
+    ops = tuple(
+        Op("aten.relu.default", (T(100, storage=0),), layer="one", from_cpp=from_cpp)
+        for from_cpp in (False, True)
+    )
+    on = machine(costs)
+    from_python_s, from_cpp_s = (row["seconds"] for row in kernels(priced(trace(*ops), on)))
+    assert from_python_s - from_cpp_s == pytest.approx(3e-7)
+    silent = (Layer("one", "X", True, (("", 1),), n_silent_nodes=3),)
+    training = replace(trace(*ops, inference=False), layers=silent)
+    (nodes,) = (one for one in priced(training, on).prices.items if one.what == "autograd nodes")
+    assert (nodes.layer, nodes.phase) == ("one", "backward")
+    assert nodes.seconds == pytest.approx(3e-6)
 
 
 def test_data_and_code_share_a_cores_own_caches() -> None:

@@ -13,9 +13,10 @@ from dlperf.core.clock import Clock, CoreSpeed, Repeats, Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.machine import Bandwidth, Machine
 from dlperf.core.trace import Op, TensorSpec
-from dlperf.microbench import cold_start, framework, stream, worker
+from dlperf.microbench import cold_start, framework, operator_benchmark, stream, worker
 from dlperf.microbench.cold_work import Work
 from dlperf.microbench.plan import Group, Point
+from dlperf.predictors import cache_model
 
 T = TensorSpec.contiguous
 
@@ -200,3 +201,16 @@ def test_what_neighbours_change_is_measured_in_several_passes(
         found[CostKey("cold_start", "next", 1048576)],
         found[CostKey("cache_residency", at=2)],
     ) == (1, 2, 2)
+
+
+def test_each_order_in_which_operands_are_touched_is_measured() -> None:
+    found = cold_start.passing_operators()
+    names = {name for name, *_ in found}
+    assert {cache_model.IN_ORDER, cache_model.IN_PLACE, *cache_model._ORDERS.values()} == names
+    for name, few, far, n_bytes in found:
+        assert few.packet == far.packet
+        result = operator_benchmark.build(far)()
+        made = result[0] if isinstance(result, tuple) else result
+        written = made.numel() * 4 * (name != cache_model.IN_PLACE)
+        read = written if name == "aten.embedding" else sum(spec.nbytes for spec in far.inputs)
+        assert n_bytes == pytest.approx(read + written, rel=0.1)

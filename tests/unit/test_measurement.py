@@ -194,7 +194,7 @@ def test_a_measurement_contains_its_trace(tmp_path: Path) -> None:
     for damage, message in (
         ({"batch_size": 31}, r"trace\.batch_size is 31; expected that of the measurement, 32"),
         ({"inference": True}, r"trace\.inference is true; expected that of the measurement, False"),
-        ({"ops": [["aten.mm.default"]]}, r"trace\.ops\[0\] is .*; expected a list of 9 entries"),
+        ({"ops": [["aten.mm.default"]]}, r"trace\.ops\[0\] is .*; expected a list of 10 entries"),
         (
             {"arrivals": [[7, 0]]},
             r"trace\.arrivals\[0\]\.parameter is 7; expected one of the 0 parameters",

@@ -230,3 +230,47 @@ def test_fake_tensors_live_as_long_as_real_ones(name, monkeypatch):
         )
 
     assert lives(fake) == lives(real)
+
+
+class Loops(nn.Module):
+    """Operators that Python calls one by one, and one that consists of many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(3, 3) for _ in range(3))
+        self.cell = nn.RNNCell(3, 3)
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = torch.mm(x, weight)
+        return self.cell(x + 1.0)
+
+
+def test_what_cpp_code_calls_is_told_from_what_python_calls():
+    trace = record(Loops(), torch.randn(4, 3))
+    forward = [op for op in trace.ops if op.phase == "forward" and op.layer != LOSS]
+    assert [op.packet[5:] for op in forward if not op.from_cpp] == [
+        *3 * ["mm"],
+        "add",
+        "zeros",
+        "t",
+        "t",  # as in a loop of one call: the first of the call's operators comes again
+    ]
+    assert [op.packet[5:] for op in forward if op.from_cpp and op.packet != "aten.detach"] == [
+        "addmm",
+        "addmm",
+        "add_",
+        "tanh",
+    ]
+    backward = [op for op in trace.ops if op.phase == "backward"]
+    assert [op.packet[5:] for op in backward if not op.from_cpp] == ["ones_like"]
+    assert all(not op.from_cpp for op in trace.ops if op.phase == "optimizer")
+
+
+def test_nodes_without_an_operation_are_counted():
+    trace = record(Loops(), torch.randn(4, 3))
+    # of x + 1 and of the sum of both products
+    assert {row.name: row.n_silent_nodes for row in trace.layers if row.n_silent_nodes} == {
+        "Loops": 1,
+        "cell": 1,
+    }

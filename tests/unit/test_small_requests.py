@@ -8,7 +8,7 @@ import pytest
 
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.core.units import MIB
-from dlperf.predictors.allocator.simulation import Script, policy_of, simulate
+from dlperf.predictors.allocator.simulation import PAGE_BYTES, Script, policy_of, simulate
 from dlperf.predictors.allocator.small_requests import CALL, Engine, small_requests
 from dlperf.predictors.allocator.stages import Scratch, Stage
 
@@ -106,7 +106,7 @@ def test_nodes_begin_with_their_first_op() -> None:
 
 @pytest.mark.parametrize("policy", ["default", "jemalloc", "tuned"])
 def test_small_requests_of_a_convolution_leave_nothing_behind(policy: str) -> None:
-    """A heap that grew by every step would fault in each of them."""
+    """A heap that grew by every step would give back less than it faults in."""
 
     def blocks(op: Op) -> Scratch:
         return BLOCKS if op.packet == "aten.convolution" else ()
@@ -120,4 +120,5 @@ def test_small_requests_of_a_convolution_leave_nothing_behind(policy: str) -> No
     trace = Trace("t", 1, (), ops, (Storage(MIB, 0, 2),))
     assert simulate(trace, blocks, policy).peak_bytes < 8 * MIB
     steps = Script(trace, blocks).run(policy_of(policy)).steps
-    assert sum(steps[-1].faults) <= sum(steps[0].faults) + 1
+    n_grown = sum(sum(step.faults) - sum(step.released) for step in steps)
+    assert n_grown * PAGE_BYTES <= 3 * MIB  # each block, and the result, may lie anew

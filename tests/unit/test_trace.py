@@ -235,7 +235,7 @@ def damage(data: dict[str, Any], *path: Any, value: Any) -> None:
                 r" zero_grad"
             ),
         ),
-        (("ops", 0), ["aten.relu.default"], r"ops\[0\] is .*; expected a list of 9 entries"),
+        (("ops", 0), ["aten.relu.default"], r"ops\[0\] is .*; expected a list of 10 entries"),
         (("ops",), None, "ops is null; expected a list"),
         (
             ("ops", 2, 1, 0),
