@@ -169,7 +169,6 @@ def passing_operators() -> tuple[tuple[str, Op, Op, int], ...]:
 
     calls: tuple[tuple[str, str, tuple[Argument, ...], tuple[Argument, ...], int], ...] = (
         ("next", "aten.relu.default", (T(*_TINY),), (T(512, 512),), 2 * MIB),
-        ("in_place", "aten.mul_.Tensor", (T(*_TINY), 1.0), (T(512, 1024), 1.0), 2 * MIB),
         ("aten.mm", "aten.mm.default", 2 * (T(8, 8),), (T(256, 1024), T(1024, 256)), 9 * MIB // 4),
         ("aten.convolution", "aten.convolution.default", image(1, 4), image(4, 32), 2 * MIB),
         (
@@ -210,9 +209,8 @@ def _recorded(op: Op) -> Call:
 def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     """Cold-start penalties: extra seconds of a call after other work, over the same call repeated.
     Cache-miss penalty: extra seconds per byte of the operands of an operator whose code is warm. A
-    processor fetches ahead what passes in order (``next``: an elementwise operator's operands,
-    ``in_place`` one that it reads and writes), and less of what a product or a convolution touches
-    block by block (``aten.NAME``).
+    processor fetches ahead what passes in order (``next``: an elementwise operator's operands), and
+    less of what a product or a convolution touches block by block (``aten.NAME``).
 
     The other work determines the kind. ``cold_start``: a product passes over a number of bytes.
     ``page_allocation_eviction``: a number of bytes of fresh pages are written and given back, which

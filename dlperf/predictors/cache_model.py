@@ -27,7 +27,7 @@ from dlperf.core.machine import Machine
 from dlperf.ops.roofs import LEVELS, Roofs
 
 Array = npt.NDArray[np.float64]
-IN_ORDER, IN_PLACE = "next", "in_place"
+IN_ORDER = "next"
 _ORDERS = {
     "aten.mm": "aten.mm",
     "aten.addmm": "aten.mm",

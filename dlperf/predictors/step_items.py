@@ -29,7 +29,7 @@ from dlperf.ops.fused import FUSED, fused_threads
 from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis
 from dlperf.predictors.base import op_items
-from dlperf.predictors.cache_model import IN_ORDER, IN_PLACE, ReuseDistance, order_of
+from dlperf.predictors.cache_model import ReuseDistance, order_of
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel
 from dlperf.predictors.page_faults import page_items
 from dlperf.predictors.resources import Array, resources_of
@@ -327,12 +327,13 @@ class StepItems:
         far_bytes = np.minimum(analysis.operand_distance + passed / 2, analysis.step_bytes)
         by_op = np.array([order_of(op.packet) for op in self.trace.ops], dtype=object)
         orders = by_op[analysis.operand_op]
-        orders[analysis.operand_updated & (orders == IN_ORDER)] = IN_PLACE
+        # What an op reads and writes is fetched and, some time later, written back.
+        moved = analysis.operand_bytes * (1.0 + analysis.operand_updated)
         for order in set(orders.tolist()):
             of = orders == order
             near = self.caches.miss_s_per_byte(near_bytes[of], order=order)
             far = self.caches.miss_s_per_byte(far_bytes[of], untouched_s[of], order)
-            extra_s[of] += analysis.operand_bytes[of] * np.maximum(far - near, 0.0)
+            extra_s[of] += moved[of] * np.maximum(far - near, 0.0)
         return extra_s
 
     def _kernels(self) -> list[Item]:
