@@ -103,8 +103,9 @@ def run_calibration(
     from dlperf.predictors.kernel_fits import fit_kernel_models, least_certain
     from dlperf.studies import self_test
 
+    kept = ""  # until all is measured
     with (
-        telling_what_is_kept(lambda: what_is_kept(path, 0)),
+        telling_what_is_kept(lambda: kept or what_is_kept(path, 0)),
         one_writer(path, "a calibration"),
         contextlib.ExitStack() as stack,
     ):
@@ -123,30 +124,29 @@ def run_calibration(
             refused=_why_refused,
             running=running,
         )
+        kept = (
+            f"{path} keeps everything that was measured; the same command ends with its self-test,"
+            " which was not finished"
+        )
         tested = {test.threads for test in machine.self_tests if not test.is_check}
         waiting = [process for process in started if process.threads not in tested]
-        with telling_what_is_kept(
-            lambda: (
-                f"{path} keeps everything that was measured; the same command ends with its"
-                " self-test, which was not finished"
+        try:
+            trimming = [
+                stack.enter_context(self_test.start_trimming(process.threads))
+                for process in waiting
+            ]  # they import torch while kernel models are fitted
+            machine = fit_kernel_models(machine)
+            machine.save(path)
+            machine = self_test.run(
+                machine,
+                waiting,
+                self_test.seeds_of_calibration(mode),
+                trimming,
             )
-        ):
-            try:
-                trimming = [
-                    stack.enter_context(self_test.start_trimming(process.threads))
-                    for process in waiting
-                ]  # they import torch while kernel models are fitted
-                machine = fit_kernel_models(machine)
-                machine.save(path)
-                machine = self_test.run(
-                    machine,
-                    waiting,
-                    self_test.seeds_of_calibration(mode),
-                    trimming,
-                )
-            except WorkFailed as error:
-                warn(f"the self-test was not finished ({error}); dlperf machine check repeats it")
+        except WorkFailed as error:
+            warn(f"the self-test was not finished ({error}); dlperf machine check repeats it")
         machine.save(path)
+        kept = f"{path} is finished"
     return replace(machine, path=str(path))
 
 

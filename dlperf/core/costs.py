@@ -52,9 +52,9 @@ KINDS = {
             "boxed_call native_call python_call module_call module_body parameter_lookup"
             " python_instruction autograd_record autograd_node accumulate_grad backward_call"
             " zero_grad_call zero_grad_tensor optimizer_zero_root fork_join loader_batch"
-            " loader_batch_tensor"
-            " loader_sample loader_tensor loader_shuffle loader_send_batch loader_send_tensor"
-            " loop_item loop_accuracy loop_scheduler loop_clip_call loop_clip_tensor"
+            " loader_batch_tensor loader_sample loader_tensor loader_shuffle loader_send_batch"
+            " loader_send_tensor loop_item loop_accuracy loop_scheduler loop_clip_call"
+            " loop_clip_tensor"
         ).split(),
         CostKind(),
     ),

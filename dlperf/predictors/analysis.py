@@ -13,6 +13,7 @@ from dlperf.core.caching import cached_by_identity
 from dlperf.core.trace import Trace
 from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
+from dlperf.predictors.allocator.small_requests import first_of_node
 from dlperf.predictors.kernels.onednn import BLOCK, workspace_bytes
 from dlperf.predictors.kernels.sub_kernels import scratch
 from dlperf.predictors.reuse_distance import ReuseDistances, reuse_distances
@@ -23,15 +24,15 @@ from dlperf.predictors.zeros import roots_of_zero
 class Analysis(ReuseDistances):
     """Reuse distances and arrays per op, aligned with ``trace.ops``.
 
-    Per op i: `flops`, `n_bytes`, whether it is the `first_of_node` of its autograd node,
-    `working_bytes` of all its operands, the `farthest` reuse distance among them in bytes.
-    `allocator` is the allocator simulation,
-    `roots_of_zero` as :func:`~dlperf.predictors.zeros.roots_of_zero` gives.
+    Per op i: `flops`, `n_bytes`, `working_bytes` of all its operands, the `farthest` reuse distance
+    among them in bytes. `first_of_node` are the ops with which an autograd node begins, `allocator`
+    is the allocator simulation, `roots_of_zero` as
+    :func:`~dlperf.predictors.zeros.roots_of_zero` gives.
     """
 
     flops: npt.NDArray[np.float64]
     n_bytes: npt.NDArray[np.float64]
-    first_of_node: tuple[bool, ...]
+    first_of_node: frozenset[int]
     working_bytes: npt.NDArray[np.float64]
     farthest: npt.NDArray[np.float64]
     allocator: simulation.AllocatorSimulation
@@ -48,8 +49,6 @@ def analyse(trace: Trace, malloc: str, block: int = BLOCK) -> Analysis:
     flops, n_bytes = counts.totals(trace)
     far = reuse_distances(trace, allocator, n_bytes)
     n = len(trace.ops)
-    # The first op of each autograd node, whose index is the lowest that comes with its number.
-    first = {op.node: index for index, op in reversed([*enumerate(trace.ops)])}
     working = np.bincount(far.operand_op, far.operand_bytes, minlength=n).astype(float)
     farthest = np.zeros(n)
     np.maximum.at(farthest, far.operand_op, far.operand_distance)
@@ -57,9 +56,7 @@ def analyse(trace: Trace, malloc: str, block: int = BLOCK) -> Analysis:
         **vars(far),
         flops=np.array(flops, dtype=float),
         n_bytes=np.array(n_bytes, dtype=float),
-        first_of_node=tuple(
-            op.node >= 0 and first[op.node] == index for index, op in enumerate(trace.ops)
-        ),
+        first_of_node=first_of_node(trace),
         working_bytes=working,
         farthest=farthest,
         allocator=allocator,

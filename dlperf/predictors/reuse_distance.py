@@ -15,6 +15,7 @@ import numpy.typing as npt
 from dlperf.core.code_footprint import CALLED, code_of, code_since, codes_of, relative_footprint
 from dlperf.core.trace import Op, TensorSpec, Trace, tensors_in
 from dlperf.ops import counts
+from dlperf.ops.registry import is_in_place
 from dlperf.predictors.allocator import simulation
 from dlperf.predictors.allocator.simulation import FRESH, UNUSED, Owners, owner_of_scratch
 
@@ -165,7 +166,7 @@ def reuse_distances(
 def _written(op: Op) -> Iterator[TensorSpec]:
     """The tensors that an op writes; one of a list in place returns none of them."""
     yield from op.outputs
-    if op.packet.endswith("_") and not op.outputs:
+    if is_in_place(op.packet) and not op.outputs:
         yield from tensors_in(op.args[:1])
 
 

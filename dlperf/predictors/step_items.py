@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from dlperf.core.code_footprint import (
     CONVOLUTION,
@@ -263,7 +264,7 @@ class StepItems:
         if index == self._last_of_backward:
             called_s += self._shared_cold_start_s(self._whole_step)
         if op.phase == "backward":
-            is_first = self.analysis.first_of_node[index]
+            is_first = index in self.analysis.first_of_node
             return called_s + (self.cost_s("autograd_node") if is_first else 0.0)
         return called_s + (self.cost_s("autograd_record") if op.grad else 0.0)
 
@@ -325,16 +326,20 @@ class StepItems:
         # its passing of an element and its beginning or end, on average.
         passed = near_bytes + analysis.working_bytes[analysis.operand_touched % n]
         far_bytes = np.minimum(analysis.operand_distance + passed / 2, analysis.step_bytes)
-        by_op = np.array([order_of(op.packet) for op in self.trace.ops], dtype=object)
-        orders = by_op[analysis.operand_op]
         # What an op reads and writes is fetched and, some time later, written back.
         moved = analysis.operand_bytes * (1.0 + analysis.operand_updated)
-        for order in set(orders.tolist()):
-            of = orders == order
+        for order in set(self._operand_orders.tolist()):
+            of = self._operand_orders == order
             near = self.caches.miss_s_per_byte(near_bytes[of], order=order)
             far = self.caches.miss_s_per_byte(far_bytes[of], untouched_s[of], order)
             extra_s[of] += moved[of] * np.maximum(far - near, 0.0)
         return extra_s
+
+    @cached_property
+    def _operand_orders(self) -> npt.NDArray[np.object_]:
+        """In which order each operand is touched, as the operator that was measured."""
+        orders = np.array([order_of(op.packet) for op in self.trace.ops], dtype=object)
+        return orders[self.analysis.operand_op]
 
     def _kernels(self) -> list[Item]:
         """Items of the ops, one for each layer that shares an op."""

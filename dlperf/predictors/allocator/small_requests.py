@@ -109,12 +109,9 @@ def small_requests(trace: Trace, has_blocks: Callable[[int], bool]) -> SmallRequ
         n_more = int(number * per_node) - n_accumulated
         n_accumulated += n_more
         nodes[index] = _node(trace.ops[index]) + (_ACCUMULATE,) * n_more
-    first: dict[int, int] = {}
     calls: dict[int, tuple[int, ...]] = {}
     converting = []
     for index, op in enumerate(trace.ops):
-        if op.phase == "backward" and op.node >= 0:
-            first.setdefault(op.node, index)
         if op.packet in _CONVOLUTIONS and has_blocks(index):
             calls[index] = CALL
             converting.append(index)
@@ -125,10 +122,16 @@ def small_requests(trace: Trace, has_blocks: Callable[[int], bool]) -> SmallRequ
         nodes,
         calls,
         frozenset(converting),
-        frozenset(first.values()),
+        first_of_node(trace),
         _first(trace, "backward"),
         _first(trace, "optimizer"),
     )
+
+
+def first_of_node(trace: Trace) -> frozenset[int]:
+    """Indices of the ops with which an autograd node begins in the backward."""
+    first = {op.node: index for index, op in reversed([*enumerate(trace.ops)])}
+    return frozenset(index for node, index in first.items() if node >= 0)
 
 
 def _node(op: Op) -> tuple[int, ...]:
