@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import NormalDist, median
 from typing import Annotated
 
 from msgspec import Meta
@@ -37,21 +37,32 @@ WORST_MEDIAN_FRAC = 0.3
 FIRST_CHECK_SEED = 2**31
 """Seeds from this one on are those of a check, lower ones those of a calibration."""
 _ENOUGH_TESTS = 9
-"""Tests of which the conformal bound is one of them; fewer never make intervals narrower."""
-_LEAST_FACTOR = 0.5
-"""Least interval calibration factor of enough tests."""
+"""Tests below which intervals never become narrower."""
+_SD_OF_MEDIAN = 1.0 / NormalDist().inv_cdf(0.75)
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+_Z90_OF_MEDIAN = _SD_OF_MEDIAN * NormalDist().inv_cdf(0.95)
+"""Half width of a 90 % interval of a normal distribution over its median absolute deviation."""
 _BIAS_SD = 0.06
 """Standard deviation, over machines, of what kernels in steps are biased by, in logarithms: medians
 of -7, -3 and -8 % were seen on an Intel Xeon, an AMD EPYC of Zen 3 and one of Zen 5.
 """
+_PAGE_FACTOR, _PAGE_SD = 1.3, 0.15
+"""Factor on pages' cost assumed beforehand and its standard deviation over machines, in logarithms:
+1.2 to 1.55 were seen in nine calibrations of an AMD EPYC of Zen 5, more on an Intel Xeon.
+"""
+_MOST_PAGES_FRAC = 0.3
+"""Part of a step that pages take from which on a test of their cost weighs no more."""
+_INTERVAL_FACTOR, _OF_SEVERAL_THREADS = 0.8, 1.4
+"""Interval calibration factor assumed beforehand, with one thread and with several, for which no
+state says how cores work together. Five calibrations of an AMD EPYC of Zen 5 had 0.65 to 0.94 with
+one thread; two with two threads 1.1 and 1.2 by the median of their tests, 1.9 by the mean square.
+"""
 _PRIOR_SD, _PRIOR_TESTS = 0.1, 4
-"""Standard deviation of single tests assumed beforehand, and as how many tests it counts."""
+"""Standard deviation of single tests assumed beforehand, and as how many tests what is assumed
+counts.
+"""
 _INDEPENDENT_TESTS = 4
 """Tests of one calibration that count at most: they share its minute."""
-_PRIOR_PAGE_FACTOR, _PRIOR_PAGES_FRAC, _MOST_PAGES_FRAC = 1.25, 0.15, 0.3
-"""Factor on pages' cost assumed beforehand (1.1 to 1.4 were seen on AMD EPYC of Zen 5, more on
-Intel Xeon), which counts as much as a test of whose step pages take so much.
-"""
 
 
 @dataclass(frozen=True)
@@ -231,58 +242,79 @@ def _weighted_median(weighted: Sequence[tuple[float, float]]) -> float:
     return (known[lower][0] + known[min(upper, len(known) - 1)][0]) / 2
 
 
+def _estimate(weighted: Sequence[tuple[float, float]], usual: float, sd: float) -> float:
+    """What (value, weight up to 1) of tests tell of a machine whose like have `usual` on average
+    and deviate from it by `sd`: the mean of the posterior of a normal prior (Efron and Morris
+    1973).
+
+    Both the tests' mean and their scatter are taken from medians: one test that is far off moves
+    neither.
+
+    >>> values = [1.0, 1.1, 1.2]
+    >>> [round(_estimate([(x, 1.0) for x in (*values, far)], 0.0, 0.1), 3) for far in (1.3, 9.0)]
+    [0.822, 0.822]
+    """
+    n_tests = math.fsum(weight**2 for _, weight in weighted)
+    if not n_tests:
+        return usual
+    middle = _weighted_median(weighted)
+    scatter = _SD_OF_MEDIAN * _weighted_median([(abs(one - middle), by) for one, by in weighted])
+    variance = (_PRIOR_TESTS * _PRIOR_SD**2 + n_tests * scatter**2) / (_PRIOR_TESTS + n_tests)
+    variance /= min(n_tests, _INDEPENDENT_TESTS)
+    return usual + (middle - usual) * sd**2 / (sd**2 + variance)
+
+
 def page_factor(tests: Sequence[PageTest], page_s: float) -> float:
     """Factor on `page_s`, the seconds that touching and giving back a page of a mapping take by
     themselves, for a page of the heap in steps: there the system also trims the heap and forgets
-    where other pages are, and its zeros drive data out of the caches. It is the weighted median of
-    the tests and of what is assumed beforehand. A test's weight is the square of how much of its
-    step the pages take, up to 30 %: below, its error is in proportion to the step, above, to the
-    pages.
+    where other pages are, and its zeros drive data out of the caches. A test's weight is the
+    square of how much of the step its pages take, up to 30 %: below, its error is in proportion to
+    the step, above, to the pages.
 
     >>> test = PageTest("MLP", 1, 7, 12e-3, 10e-3, page_faults=1000)
-    >>> [page_factor([test] * n, 1e-6) for n in (0, 1, 3)]
-    [1.25, 1.25, 2.0]
+    >>> [round(page_factor([test] * n, 1e-6), 2) for n in (0, 1, 9, 36)]
+    [1.3, 1.32, 1.42, 1.63]
     """
-    weighted = [(_PRIOR_PAGE_FACTOR, _PRIOR_PAGES_FRAC**2)]
+    weighted = []
     for test in tests:
         if (pages_s := test.page_faults * page_s) > 0:
-            more_s = test.measured_s - test.tuned_s
-            frac = min(_MOST_PAGES_FRAC, pages_s / test.tuned_s)
-            weighted.append((more_s / pages_s, frac**2))
-    return max(1.0, _weighted_median(weighted))
+            times = max(_LEAST_MEASURED_FRAC, (test.measured_s - test.tuned_s) / pages_s)
+            weight = min(1.0, pages_s / test.tuned_s / _MOST_PAGES_FRAC)
+            weighted.append((math.log(times), weight**2))
+    return max(1.0, math.exp(_estimate(weighted, math.log(_PAGE_FACTOR), _PAGE_SD)))
 
 
 def kernel_factor(tests: Sequence[SelfTest]) -> float:
     """Factor on the kernels of predicted steps: the inverse of the tests' median predicted over
-    measured time of kernels, to the power of how far it can be relied on. A test weighs as much as
-    its kernels take of it.
-
-    The power is that of a normal prior (Efron and Morris 1973): the variance of biases between
-    machines over its sum with the variance of the tests' mean, by their scatter.
+    measured time of kernels, as far as it can be relied on. A test weighs as much as its kernels
+    take of it.
 
     >>> test = SelfTest("MLP", 1, 7, 0.9, 0.8, 1.0, 1.0)
     >>> [round(kernel_factor([test] * n), 3) for n in (0, 3, 19)]
-    [1.0, 1.067, 1.098]
+    [1.0, 1.071, 1.099]
     """
-    known = [(test.kernel_error, test.kernels_s / test.predicted_s) for test in tests]
-    n_tests = math.fsum(weight**2 for _, weight in known)
-    if not n_tests:
-        return 1.0
-    bias = _weighted_median(known)
-    squares = math.fsum((weight * (error - bias)) ** 2 for error, weight in known)
-    variance = (_PRIOR_TESTS * _PRIOR_SD**2 + squares) / (_PRIOR_TESTS + n_tests - 1)
-    variance /= min(n_tests, _INDEPENDENT_TESTS)
-    return math.exp(-bias * _BIAS_SD**2 / (_BIAS_SD**2 + variance))
+    weighted = [(test.kernel_error, test.kernels_s / test.predicted_s) for test in tests]
+    return math.exp(-_estimate(weighted, 0.0, _BIAS_SD))
 
 
 def interval_factor(tests: Sequence[SelfTest]) -> float:
-    """Interval calibration factor: the conformal bound of the tests' half widths, with
-    :func:`kernel_factor` applied; at least 1 with fewer than nine tests, at least a half with more.
+    """Interval calibration factor: the scale of the errors that :func:`kernel_factor` leaves of the
+    tests, in half widths of their intervals, so that 90 % of normal errors of that scale lie
+    within. It is taken from their median, and its square is averaged with what is assumed
+    beforehand.
+
+    >>> test = SelfTest("MLP", 1, 7, 1.0, 0.9, 1.1, 1.0)
+    >>> wide = [replace(test, seed=n, measured_s=1.0 + 0.01 * (n - 9)) for n in range(19)]
+    >>> [round(interval_factor(some), 2) for some in ((), [test] * 3, wide)]
+    [1.0, 1.0, 1.01]
     """
-    least = 1.0 if len(tests) < _ENOUGH_TESTS else _LEAST_FACTOR
-    factor = kernel_factor(tests)
-    widths = [test.with_kernels(factor).half_widths for test in tests]
-    return max(least, conformal_bound(widths)) if tests else least
+    if not tests:
+        return 1.0
+    usual = _INTERVAL_FACTOR if tests[0].threads == 1 else _OF_SEVERAL_THREADS
+    factor, n_tests = kernel_factor(tests), min(len(tests), _INDEPENDENT_TESTS)
+    scale = _Z90_OF_MEDIAN * median(test.with_kernels(factor).half_widths for test in tests)
+    square = (_PRIOR_TESTS * usual**2 + n_tests * scale**2) / (_PRIOR_TESTS + n_tests)
+    return max(1.0 if len(tests) < _ENOUGH_TESTS else 0.0, math.sqrt(square))
 
 
 def why_failed(tests: Sequence[SelfTest]) -> str:
