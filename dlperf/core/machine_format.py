@@ -31,7 +31,7 @@ from dlperf.core.records.machine import KernelRecord, MachineRecord
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
 
-SCHEMA, SCHEMA_VERSION = "dlperf.machine", 4
+SCHEMA, SCHEMA_VERSION = "dlperf.machine", 5
 
 
 def machine_to_json(machine: Machine) -> dict[str, Any]:

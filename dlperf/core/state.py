@@ -17,7 +17,7 @@ from dlperf.core.clock import quantile
 from dlperf.core.conversion import PositiveSeconds, Text, Threads
 from dlperf.core.units import format_seconds
 
-SCHEMA, SCHEMA_VERSION = "dlperf.state", 3
+SCHEMA, SCHEMA_VERSION = "dlperf.state", 4
 
 
 @dataclass(frozen=True)

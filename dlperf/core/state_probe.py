@@ -49,6 +49,12 @@ _VECTOR = np.arange(32.0)
 _MATRIX = np.arange(16.0).reshape(4, 4) + 4.0 * np.eye(4)
 _COPY_BYTES = 8 * 2**20
 """Bytes that a sample of a cached copy moves at least."""
+_COPIES_BEFORE, _CODE_BEFORE = 8, 4
+"""Calls before those of the shared cache's and of the interpreter's probe that count, whose data and
+branches other work drives out. After one (AMD EPYC, Zen 5) copies took 1.4 times as long in the
+first rounds after a network's step as in the hundredth, code 1.1 times: a calibration, which reads
+often and shortly, knew a slower machine than a reading by itself.
+"""
 _TOUCHED_BYTES = 2**20
 GRAIN_SIZE = 32768
 """Elements above which at::parallel_for wakes the whole team (ATen/Parallel.h)."""
@@ -190,7 +196,8 @@ class StateProbe:
 
     def _round(self) -> Reading:
         shared_s, dram_s = (
-            self._time(partial(np.copyto, to, source), count) for source, to, count in self._copies
+            self._time(partial(np.copyto, to, source), count, _COPIES_BEFORE)
+            for source, to, count in self._copies
         )
         (few, to_few), (many, to_many) = self._few, self._many
         product_s = self._time(partial(np.matmul, few, few, to_few), _CORE_CALLS)
@@ -203,10 +210,11 @@ class StateProbe:
 
     def _judge(self, name: str, call: Callable[[], object]) -> float:
         """Seconds of two calls of a probe, which are judged by the core before and after."""
+        n_before = _CODE_BEFORE if name == "interpreter" else 1
         if self._is_slow is None:
-            return self._time(call, 2)
+            return self._time(call, 2, n_before)
         before = self._is_slow()
-        seconds = self._time(call, 2)
+        seconds = self._time(call, 2, n_before)
         self._judged[name].append((seconds, before + self._is_slow()))
         return seconds
 
@@ -223,9 +231,9 @@ class StateProbe:
                 found[name] = statistics.median(slow_s) / least_s
         return found
 
-    def _time(self, call: Callable[[], object], count: int = 1) -> float:
-        """Seconds of a call; of several, after one that warms the caches."""
-        if count > 1:
+    def _time(self, call: Callable[[], object], count: int = 1, n_before: int = 1) -> float:
+        """Seconds of a call; of several, after some that warm the caches."""
+        for _ in range(n_before if count > 1 else 0):
             call()
         begin = self._now()
         for _ in range(count):

@@ -181,7 +181,7 @@ def test_without_a_reference_states_are_warned_of(dlperf: Callable, machine_file
         (("machine", "model"), "Other", "is of another machine (Other"),
         (("schema",), "dlperf.trace", "is no dlperf.state file"),
         (("schema_version",), 9, "schema_version is 9"),
-        (("schema_version",), 1, "schema_version is 1, this dlperf writes 3; make the file again"),
+        (("schema_version",), 1, "schema_version is 1, this dlperf writes 4; make the file again"),
     ],
 )
 def test_unfit_state_files_are_refused(

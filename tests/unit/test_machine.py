@@ -298,8 +298,8 @@ def test_impossible_numbers_are_named(
     ("change", "message"),
     [
         (
-            lambda data: data.update(schema_version=5),
-            "schema_version is 5, this dlperf reads up to 4",
+            lambda data: data.update(schema_version=6),
+            "schema_version is 6, this dlperf reads up to 5",
         ),
         (lambda data: data.update(schema_version=0), "schema_version is 0"),
         (lambda data: data.update(schema_version=True), "schema_version is True"),

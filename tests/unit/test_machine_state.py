@@ -118,7 +118,7 @@ def test_a_reading_is_the_median_of_rounds_after_one_that_is_dropped(
 
 @pytest.mark.usefixtures("small")
 def test_a_round_takes_each_probe_once_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[tuple[str, int]] = []
+    taken: list[tuple[str, int, int]] = []
     probe = StateProbe(CPU)
     threads = [1]
 
@@ -128,16 +128,22 @@ def test_a_round_takes_each_probe_once_in_turn(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(probe, "_region", Region())
 
-    def time_call(call: Callable[[], object], count: int = 1) -> float:
+    def time_call(call: Callable[[], object], count: int = 1, n_before: int = 1) -> float:
         name = call.func.__name__ if isinstance(call, partial) else "code"
-        taken.append((name, count))
+        taken.append((name, count, n_before))
         return float(len(taken))
 
     monkeypatch.setattr(probe, "_time", time_call)
     monkeypatch.setattr(probe, "_touch_s", lambda: 6.0)
     assert probe._round() == Reading(3.0, 5.0, 4.0, 1.0, 2.0, 6.0)
     # Cached copies move 8 MiB: 8 of 1 MiB (half of the small DRAM probe), 4 of 2.
-    assert taken == [("copyto", 8), ("copyto", 4), ("matmul", 3), ("matmul", 2), ("code", 2)]
+    assert taken == [
+        ("copyto", 8, 8),
+        ("copyto", 4, 8),
+        ("matmul", 3, 1),
+        ("matmul", 2, 1),
+        ("code", 2, 4),
+    ]
     threads[0] = 4
     assert probe._round().parallel_region_s == {4: 7.0}
 
@@ -162,20 +168,23 @@ def test_a_region_is_the_median_of_those_after_the_team_woke() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_time_is_that_of_one_call_with_warm_caches() -> None:
-    now_s, calls = [10.0], []
+    now_s, calls, n_cold = [10.0], [], [1]
 
     def now() -> float:
         return now_s[0]
 
     def call() -> None:
         calls.append(now_s[0])
-        now_s[0] += 5.0 if len(calls) == 1 else 2.0  # the first one finds the caches cold
+        now_s[0] += 5.0 if len(calls) <= n_cold[0] else 2.0  # the first ones find the caches cold
 
     probe = StateProbe(CPU, now)
     assert probe._time(call, 3) == 2.0
     assert len(calls) == 4
     assert probe._time(call) == 2.0
     assert len(calls) == 5
+    calls.clear()
+    n_cold[0] = 8
+    assert probe._time(call, 2, 8) == 2.0
 
 
 @pytest.mark.usefixtures("small")
@@ -192,7 +201,7 @@ def test_probes_tell_how_much_longer_they_take_on_a_shared_core(
     """A co-tenant comes and goes: short calls take 1.6 times as long beside it."""
     is_slow = [False]
     probe = StateProbe(CPU, is_slow=lambda: is_slow[0])
-    monkeypatch.setattr(probe, "_time", lambda call, count=1: 1.6 if is_slow[0] else 1.0)
+    monkeypatch.setattr(probe, "_time", lambda *_: 1.6 if is_slow[0] else 1.0)
     monkeypatch.setattr(probe, "_touch_s", lambda: 1.0)
     for number in range(27):
         assert probe.shared_core() == {}

@@ -112,7 +112,7 @@ def test_short_numbers_survive_exactly(tmp_path: Path) -> None:
         (lambda d: d.update(schema_version=9), "schema_version is 9"),
         (
             lambda d: d.update(schema_version=3),
-            "schema_version is 3, this dlperf writes 4; make the file again",
+            "schema_version is 3, this dlperf writes 5; make the file again",
         ),
         (lambda d: d.update(schema="dlperf.trace"), "is no dlperf.measurement file"),
         (
