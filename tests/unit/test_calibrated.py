@@ -823,13 +823,13 @@ def test_page_faults_stand_where_the_memory_is_born() -> None:
 
 def test_pages_of_the_heap_take_longer_in_steps_than_those_of_a_mapping() -> None:
     """A block of 40 MiB is a mapping of its own; three of 20 MiB lie in the heap. In the tests'
-    steps a page took 3 us, alone 1 us; pages take a tenth of them, so that is half believed.
+    steps a page took 3 us, alone 1 us; pages take a tenth of them, so that is believed in part.
     """
     alone = machine({"page_fault": 1e-6})
     test = PageTest("MLP", 1, 7, 13e-3, 10e-3, page_faults=1000)
     in_steps = replace(alone, page_tests=(test,) * 19)
     times = in_steps.page_factor(1)
-    assert 1.7 < times < 3.0
+    assert 1.5 < times < 3.0
     assert alone.page_factor(1) == 1.3
     for n_blocks, n_bytes, factor in ((1, 40 * MIB, 1.0), (3, 20 * MIB, times / 1.3)):
         size = n_bytes // 4
