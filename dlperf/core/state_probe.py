@@ -54,8 +54,8 @@ _DROPPED = 3
 DRAM took 1.06, 1.05 and 1.02 times as long in the second to fourth round as in the hundredth.
 """
 _COPIES_BEFORE, _CODE_BEFORE = 8, 4
-"""Calls before those of the shared cache's and of the interpreter's probe that count, whose data and
-branches other work drives out. After one (AMD EPYC, Zen 5) copies took 1.4 times as long in the
+"""Calls before those that count, of the shared cache's and of the interpreter's probe: other work
+drives out their data and branches. After one (AMD EPYC, Zen 5) copies took 1.4 times as long in the
 first rounds after a network's step as in the hundredth, code 1.1 times: a calibration, which reads
 often and shortly, knew a slower machine than a reading by itself.
 """
