@@ -21,6 +21,8 @@ _UNSTEADY_FRAC = 0.2
 """Share of a group's kernels that may be measured on a slow core alone; above it the group is
 reported as disturbed.
 """
+_OF_PROCESSES = ("ddp", "loader")
+"""Groups that time processes of their own, which take cores from each other by nature."""
 Entry = TypeVar("Entry")
 Measured = TypeVar(
     "Measured", Kernel, Bandwidth, Cost, KernelModelFit, Coverage, Disturbance, SelfTest, PageTest
@@ -58,6 +60,7 @@ def merged(
     # two quiet cores), as often as another program would.
     was_taken = (
         threads == 1
+        and group not in _OF_PROCESSES
         and message["switches"] >= BUSY_SWITCHES
         and switches_per_s > BUSY_SWITCHES_PER_S
     )

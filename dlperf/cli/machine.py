@@ -52,7 +52,9 @@ def check(args: Namespace) -> Answer:
     cpu, versions = host.this_cpu(), host.versions()
     machine = load_machine(args, args.files)
     state: State | None = None
-    if machine.kernels and not find_mismatches(machine, cpu, versions):
+    # What has no memory sweep yet was interrupted: nothing can be predicted from it.
+    is_measured = bool(machine.kernels and machine.bandwidths)
+    if is_measured and not find_mismatches(machine, cpu, versions):
         reading = take_reading(max(machine.threads))
         state = None if machine.reference is None else reading.over(machine.reference)
         machine = _repeat_self_test(with_readings(machine, [reading]))

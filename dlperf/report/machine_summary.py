@@ -253,7 +253,8 @@ def _state_lines(machine: Machine) -> list[str]:
 def _notes(machine: Machine) -> list[str]:
     """The file's notes, and its disturbed groups in one line per thread count."""
     busy = [
-        f"the machine was busy while {len(names)} groups were measured with"
+        f"the machine was busy while {counted(len(names), 'group')}"
+        f" {'was' if len(names) == 1 else 'were'} measured with"
         f" {counted(threads, 'thread')}: {', '.join(names)}"
         for threads in dict.fromkeys(one.threads for one in machine.disturbances)
         if (names := machine.busy_groups(threads))

@@ -391,6 +391,12 @@ def test_machine_check(
     done = dlperf("machine", "check", machine_file)
     assert done.status == 1
     assert "did not finish" in done.out
+    whole = machine_file.read_text()
+    change(machine_file, bandwidths=[])  # interrupted before its memory sweep
+    done = dlperf("machine", "check", machine_file)
+    assert done.status == 1
+    assert "did not finish" in done.out
+    machine_file.write_text(whole)
     change(machine_file, complete=True, reference=None)
     done = dlperf("machine", "check", machine_file)
     assert done.status == 0

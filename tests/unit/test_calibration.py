@@ -879,3 +879,14 @@ def test_a_group_whose_last_points_others_had_is_whole() -> None:
     message |= {"refused": (), "unsteady": 0, "left_out": 0}
     (coverage,) = results.merged(made_up(), message, 1, n_before=39).coverage
     assert (coverage.group, coverage.n_measured, coverage.n_planned) == ("gemm", 39, 39)
+
+
+def test_groups_that_time_processes_of_their_own_are_not_busy_for_that() -> None:
+    part = Machine(made_up().cpu).to_json()
+    message = {"part": part, "switches": 300, "seconds": 1.0}
+    message |= {"refused": (), "unsteady": 0, "left_out": 0}
+    busy = {
+        group: bool(results.merged(made_up(), {"group": group, **message}, 1).disturbances)
+        for group in ("loader", "ddp", "gemm")
+    }
+    assert busy == {"loader": False, "ddp": False, "gemm": True}
