@@ -228,7 +228,8 @@ def _load(path: Path, fresh: Machine, force: bool) -> Machine:
     try:
         old = Machine.load(path)
     except DlperfError as error:
-        raise DlperfError(f"{error} Or give --force to measure anew.") from error
+        problem = str(error).removesuffix(".")
+        raise DlperfError(f"{problem}. Or give --force to measure anew.") from error
     if old.cpu.identity != fresh.cpu.identity:
         raise DlperfError(
             f"{path}: is of another machine ({old.cpu.model}, {old.cpu.n_cores} cores); choose"
