@@ -160,10 +160,11 @@ def find_mismatches(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> lis
     found = []
     name = machine.path or "machine file"
     if (machine.cpu.model, machine.cpu.family) != (cpu.model, cpu.family):
-        found.append(
-            f"{name} was measured on another CPU ({machine.cpu.model}; this is {cpu.model}):"
-            " extrapolated"
+        known, this = (
+            f"{one.model}, family {one.family}" if machine.cpu.model == cpu.model else one.model
+            for one in (machine.cpu, cpu)
         )
+        found.append(f"{name} was measured on another CPU ({known}; this is {this}): extrapolated")
     elif machine.cpu.n_cores != cpu.n_cores:
         found.append(
             f"{name} was measured with {machine.cpu.n_cores} cores, this process may use"

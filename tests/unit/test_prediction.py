@@ -25,7 +25,10 @@ from report_cases import (
 )
 
 from dlperf import predict
+from dlperf.core import host
 from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Machine
+from dlperf.core.machine_doubts import find_mismatches
 from dlperf.core.prediction import SOURCES, Item
 from dlperf.core.trace import LOSS, Layer, Op, TensorSpec, Trace
 from dlperf.predictors.base import register
@@ -370,6 +373,9 @@ def test_a_machine_file_of_another_machine_is_warned_of_and_extrapolated() -> No
     found = predict(cnn_trace(), replace(machine(), path="m.json"), threads=1)
     plain = predict(cnn_trace(), machine(), threads=1)
     assert found.warnings[0].startswith("m.json was measured on another CPU (Made-up CPU; this is ")
+    sibling = replace(host.this_cpu(), family="Made-up/1/2/3")
+    (line,) = find_mismatches(Machine(sibling), host.this_cpu(), {})
+    assert f"({sibling.model}, family Made-up/1/2/3; this is {sibling.model}, family " in line
     assert "m.json contains no self-test" in "\n".join(found.warnings)
     assert set(found.layers["source"]) <= {"extrapolated", "unpriced"}
     assert found.is_cross_machine
