@@ -206,15 +206,14 @@ class StateProbe:
         (few, to_few), (many, to_many) = self._few, self._many
         product_s = self._time(partial(np.matmul, few, few, to_few), _CORE_CALLS)
         private_s = self._judge("private_cache", partial(np.matmul, many, many, to_many))
-        code_s = self._judge("interpreter", _call_much_code)
+        code_s = self._judge("interpreter", _call_much_code, _CODE_BEFORE)
         threads = self._region.threads
         regions_s = {threads: self._region.seconds()} if threads > 1 else {}
         seconds = product_s, code_s, private_s, shared_s, dram_s, self._touch_s()
         return Reading(*seconds, parallel_region_s=regions_s)
 
-    def _judge(self, name: str, call: Callable[[], object]) -> float:
+    def _judge(self, name: str, call: Callable[[], object], n_before: int = 1) -> float:
         """Seconds of two calls of a probe, which are judged by the core before and after."""
-        n_before = _CODE_BEFORE if name == "interpreter" else 1
         if self._is_slow is None:
             return self._time(call, 2, n_before)
         before = self._is_slow()

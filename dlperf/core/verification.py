@@ -244,6 +244,11 @@ def _weighted_median(weighted: Sequence[tuple[float, float]]) -> float:
     return (known[lower][0] + known[min(upper, len(known) - 1)][0]) / 2
 
 
+def _mean_square(usual: float, found: float, n_tests: float) -> float:
+    """Square of what is assumed beforehand and of what so many tests give, averaged."""
+    return (_PRIOR_TESTS * usual**2 + n_tests * found**2) / (_PRIOR_TESTS + n_tests)
+
+
 def _estimate(weighted: Sequence[tuple[float, float]], usual: float, sd: float) -> float:
     """What (value, weight up to 1) of tests tell of a machine whose like have `usual` on average
     and deviate from it by `sd`: the mean of the posterior of a normal prior (Efron and Morris
@@ -261,8 +266,7 @@ def _estimate(weighted: Sequence[tuple[float, float]], usual: float, sd: float) 
         return usual
     middle = _weighted_median(weighted)
     scatter = _SD_OF_MEDIAN * _weighted_median([(abs(one - middle), by) for one, by in weighted])
-    variance = (_PRIOR_TESTS * _PRIOR_SD**2 + n_tests * scatter**2) / (_PRIOR_TESTS + n_tests)
-    variance /= min(n_tests, _INDEPENDENT_TESTS)
+    variance = _mean_square(_PRIOR_SD, scatter, n_tests) / min(n_tests, _INDEPENDENT_TESTS)
     return usual + (middle - usual) * sd**2 / (sd**2 + variance)
 
 
@@ -313,9 +317,9 @@ def interval_factor(tests: Sequence[SelfTest]) -> float:
     if not tests:
         return 1.0
     usual = _INTERVAL_FACTOR if tests[0].threads == 1 else _OF_SEVERAL_THREADS
-    factor, n_tests = kernel_factor(tests), min(len(tests), _INDEPENDENT_TESTS)
+    factor = kernel_factor(tests)
     scale = _Z90_OF_MEDIAN * median(test.with_kernels(factor).half_widths for test in tests)
-    square = (_PRIOR_TESTS * usual**2 + n_tests * scale**2) / (_PRIOR_TESTS + n_tests)
+    square = _mean_square(usual, scale, min(len(tests), _INDEPENDENT_TESTS))
     return max(1.0 if len(tests) < _ENOUGH_TESTS else 0.0, math.sqrt(square))
 
 
