@@ -14,7 +14,9 @@ from dlperf.core.trace import Trace
 from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
 from dlperf.predictors.allocator.small_requests import first_of_node
-from dlperf.predictors.kernels.onednn import BLOCK, workspace_bytes
+from dlperf.predictors.kernels.mkl import product_buffers
+from dlperf.predictors.kernels.onednn import BLOCK
+from dlperf.predictors.kernels.recurrent import workspace_bytes
 from dlperf.predictors.kernels.sub_kernels import scratch
 from dlperf.predictors.reuse_distance import ReuseDistances, reuse_distances
 from dlperf.predictors.zeros import roots_of_zero
@@ -45,7 +47,9 @@ def analyse(trace: Trace, malloc: str, block: int = BLOCK) -> Analysis:
     (:func:`dlperf.predictors.kernels.onednn.block_of`).
     """
     kept = [found for op in trace.ops if (found := workspace_bytes(op)) is not None]
-    allocator = simulation.simulate(trace, lambda op: scratch(op, block), malloc, kept)
+    allocator = simulation.simulate(
+        trace, lambda op: scratch(op, block), malloc, kept, product_buffers(trace.ops)
+    )
     flops, n_bytes = counts.totals(trace)
     far = reuse_distances(trace, allocator, n_bytes)
     n = len(trace.ops)

@@ -22,17 +22,17 @@ def summed_in_place(
     """Operators and storages of a step as it runs outside of a recording.
 
     A sum is the engine's, and in place, where its first operand comes from another autograd node of
-    the backward, is no view, and is freed right after it. It is a linear layer's where a vector is
-    added to a product with a transposed parameter that is freed right after it. The memory that a
-    recording had for its result stays, without bytes.
+    the backward, is no view (which would hold its base), and is freed right after it. It is a
+    linear layer's where a vector is added to a product with a transposed parameter that is freed
+    right after it. The memory that a recording had for its result stays, without bytes.
     """
     found, kept, same = list(ops), list(storages), dict[int, int]()
-    views = set[int]()  # storages whose last tensor is a view
+    views = set[_Layout]()
     for index, recorded in enumerate(ops):
         op = found[index] = _with_storages(recorded, same)
         if not (
             _adds_bias(index, op, found, kept)
-            or (_is_in_place(index, op, found, kept) and op.inputs[0].storage not in views)
+            or (_is_in_place(index, op, found, kept) and _layout(op.inputs[0]) not in views)
         ):
             _note_views(op, views)
             continue
@@ -47,13 +47,22 @@ def summed_in_place(
     return tuple(found), tuple(kept)
 
 
-def _note_views(op: Op, views: set[int]) -> None:
+_Layout = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Storage, shape and strides of a tensor."""
+
+
+def _layout(spec: TensorSpec) -> _Layout:
+    return spec.storage, spec.shape, spec.strides
+
+
+def _note_views(op: Op, views: set[_Layout]) -> None:
+    """Note of which layouts the last tensor is a view."""
     read = {spec.storage for spec in op.inputs}
     for spec in op.outputs:
         if spec.storage in read and not op.packet.endswith("_"):
-            views.add(spec.storage)
+            views.add(_layout(spec))
         else:
-            views.discard(spec.storage)
+            views.discard(_layout(spec))
 
 
 def _is_in_place(index: int, op: Op, ops: Sequence[Op], storages: Sequence[Storage]) -> bool:

@@ -1,5 +1,5 @@
-"""What oneDNN keeps for good of a convolution that it computes for the first time: its primitive
-and those that convert the layouts of its operands.
+"""What oneDNN keeps for good of a convolution or recurrent layer that it computes for the first
+time: its primitive and those that convert the layouts of its operands.
 
 The chunks lie between the blocks of the first step, and so keep freed memory apart ever after.
 Sizes were read with a malloc that logs (torch 2.13, x86-64 with AVX-512). Those below 1 KiB are
@@ -34,6 +34,11 @@ _TRANSPOSED_FORWARD = _Pass(
 _TRANSPOSED_BACKWARD = _Pass(
     (2216, 6560, 13552, *_SHAPES), (13656, *(6032, 2144) * 4, *(4584, 2144) * 2)
 )
+_RECURRENT = {
+    "aten.mkldnn_rnn_layer": (50_368, 30_904, 4_368),
+    "aten.mkldnn_rnn_layer_backward": (12_184, 39_352, 4_344),
+}
+_PRODUCT_KERNELS = (3_624, 12_288) * 16  # code of oneDNN's own products
 _STRIDE = {"aten.convolution": 3, "aten.convolution_backward": 4}
 """The place of ``stride`` among the arguments; ``transposed`` is the third after it."""
 
@@ -41,12 +46,13 @@ _STRIDE = {"aten.convolution": 3, "aten.convolution_backward": 4}
 class Primitives(NamedTuple):
     """Bytes of each chunk that is kept from one stage of an operator: made `before` the blocks of
     its operands, `after` them, and, in a tuple of `conversions` for each, right after a block that
-    is read or the first one that is written.
+    is read or the first one that is written; `last` of all, once the result is there.
     """
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     conversions: tuple[tuple[int, ...], ...] = ()
+    last: tuple[int, ...] = ()
 
 
 def primitives(ops: Sequence[Op], scratch: Sequence[Scratch]) -> dict[tuple[int, int], Primitives]:
@@ -58,8 +64,8 @@ def primitives(ops: Sequence[Op], scratch: Sequence[Scratch]) -> dict[tuple[int,
     >>> op = Op("aten.convolution.default", (image, weight, None, (1, 1), (1, 1), (1, 1), False))
     >>> blocks = (Stage(read=(2**16, 2**12), written=(2**16,)),)
     >>> first, second = primitives([op, op], [blocks, blocks]).values()
-    >>> len(first.before), first.conversions, second
-    (5, ((6352, 4824), (6352, 4824), (6352, 4824)), Primitives(before=(), after=(), conversions=()))
+    >>> len(first.before), first.conversions, second == Primitives()
+    (5, ((6352, 4824), (6352, 4824), (6352, 4824)), True)
     """
     known: set[Any] = set()
 
@@ -70,6 +76,12 @@ def primitives(ops: Sequence[Op], scratch: Sequence[Scratch]) -> dict[tuple[int,
 
     found = {}
     for index, (op, stages) in enumerate(zip(ops, scratch)):
+        if op.packet in _RECURRENT and is_new(op.signature):
+            weights = (spec.shape for spec in op.inputs[1:3])
+            converted = sum(is_new((op.packet, shape)) for shape in weights)
+            kernels = _PRODUCT_KERNELS if is_new(_PRODUCT_KERNELS) else ()
+            last = (*_CONVERSION * converted, *_RECURRENT[op.packet], *kernels)
+            found[index, 0] = Primitives(last=last)
         for number, stage in enumerate(stages if op.packet in _STRIDE else ()):
             blocks = [(True, n) for n in stage.read] + [(False, n) for n in stage.written[:1]]
             if not blocks:  # a product on the columns of an image

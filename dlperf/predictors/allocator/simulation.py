@@ -310,11 +310,13 @@ class Script:
                         predecessors[storage] = (
                             ((FRESH, self._sizes[storage]),) if n_faults else tuple(former.items())
                         )
+                    after = take(stage.after)
+                    malloc(first.last)
                     if watch is not None:
                         watch(index, address.keys())
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes, at_first + live_bytes)
-                    for blocks in (written, held, within):
+                    for blocks in (after, written, held, within):
                         free(blocks)
                 free(call)
                 if index in small.nodes:
@@ -390,19 +392,21 @@ def simulate(
     scratch_bytes: Callable[[Op], Scratch],
     policy: str = "default",
     kept: Sequence[tuple[int, int]] = (),
+    lasting: Sequence[tuple[int, int]] = (),
 ) -> AllocatorSimulation:
     """Simulate a trace's allocations over steps of several processes; the last steps count.
 
     `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout
     conversions, workspaces); `kept` are (storage, bytes) of memory whose size no recording could
-    know. What is given back, and so faults again, is decided by small requests between the tensors
+    know, `lasting` (op, bytes) of blocks that are made once for good. What is given back, and so
+    faults again, is decided by small requests between the tensors
     (:mod:`dlperf.predictors.allocator.small_requests`). It differs from process to process and from
     step to step.
 
     Raises DlperfError for an unknown policy.
     """
     chosen = policy_of(policy)
-    script = Script(trace, scratch_bytes, kept)
+    script = Script(trace, scratch_bytes, kept, lasting)
     varies = not (chosen.purges or chosen.keeps)
     n_processes = max(1, min(N_PROCESSES, N_STEPPED_OPS // (N_STEPS * max(1, len(trace.ops)))))
     runs = [script.run(chosen, seed) for seed in range(n_processes if varies else 1)]

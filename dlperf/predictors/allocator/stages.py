@@ -10,12 +10,13 @@ class Stage(NamedTuple):
 
     `held` live throughout. `read` are freed as soon as the pass has computed the first of
     `written`, of which the others, copies of it, are made then. The result is made while all of
-    `written` live.
+    `written` live, and `after` are made once it is there.
     """
 
     held: tuple[int, ...] = ()
     read: tuple[int, ...] = ()
     written: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 Scratch = tuple[Stage, ...]

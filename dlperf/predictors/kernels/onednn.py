@@ -28,6 +28,12 @@ _DEPTHWISE_WEIGHT_SIDE = 3
 """The longest kernel for which the gradient of a depthwise convolution's weight has a kernel of its
 own.
 """
+_STRIDED_BLOCK = 32
+"""Input channels of a block of the weight that a strided pass reads, above 16 (Bcda32b)."""
+
+
+PACKED_BYTES = 74_176
+"""What oneDNN's product of matrices (gemm:jit) allocates for the packed operands of a small one."""
 
 
 def block_of(flags: Collection[str]) -> int:
@@ -276,33 +282,6 @@ def _blocked_weight(spec: TensorSpec, block: int) -> int:
     )
 
 
-_RECURRENT_FLOATS = 15.6
-"""Floats that oneDNN keeps of an LSTM for each of its outputs, channels padded to whole blocks:
-gates and states of every step, for the backward. The sizes that aten.mkldnn_rnn_layer returns:
-159,744 bytes of 10 steps, batch 8, 24 channels; 10,240,000 of 20, 64 and 128.
-"""
-
-
-def workspace_bytes(op: Op) -> tuple[int, int] | None:
-    """(storage, bytes) of what an op keeps for its backward where no recording on fake tensors can
-    know its size; None for other ops.
-
-    >>> step = TensorSpec.contiguous(10, 8, 24)
-    >>> kept = TensorSpec.contiguous(0, dtype="uint8", storage=7)
-    >>> workspace_bytes(Op("aten.mkldnn_rnn_layer.default", outputs=(step, step, step, kept)))
-    (7, 159744)
-    """
-    if (
-        op.packet != "aten.mkldnn_rnn_layer"
-        or len(op.outputs) < 4
-        or len(op.outputs[0].shape) != 3
-        or op.outputs[3].storage < 0
-    ):
-        return None
-    steps, batch, channels = op.outputs[0].shape
-    return op.outputs[3].storage, round(_RECURRENT_FLOATS * steps * batch * padded(channels) * 4)
-
-
 @dataclass(frozen=True)
 class Convolution:
     """A convolution that goes to oneDNN, by channels in and out of a group, number of groups and
@@ -452,12 +431,19 @@ def _stage(call: ConvolutionCall, way: str) -> Stage:
     """Memory of one of the passes of a convolution."""
     convolution, after, block = call.convolution, call.after, call.convolution.block
     implementation = convolution.implementation(way)
+    kernel = math.prod(convolution.window.kernel)
     if implementation == "gemm":
-        kernel = math.prod(convolution.window.kernel)
-        return Stage((convolution.c_in * kernel * math.prod(after.shape[2:]) * after.item_bytes,))
-    weight = _blocked_weight(call.weight, block)
+        columns = convolution.c_in * kernel * math.prod(after.shape[2:]) * after.item_bytes
+        packed = (PACKED_BYTES,) if convolution.groups == 1 else ()
+        return Stage((columns, *packed))
     if implementation == "strided":
+        c_out, c_in = call.weight.shape[:2]
+        channels = padded(c_in, BLOCK if c_in <= BLOCK else _STRIDED_BLOCK)
+        weight = c_out * channels * kernel * call.weight.item_bytes
         return Stage((), (after.nbytes, weight), (call.before.nbytes,) * 2)
+    if implementation == "half":
+        block = _HALF_BLOCK
+    weight = _blocked_weight(call.weight, block)
     incoming = () if implementation == "first" else (_blocked(call.before, block),)
     outgoing = _blocked(after, block)
     return {

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.predictors.allocator.stages import Scratch, Stage
-from dlperf.predictors.kernels import onednn
+from dlperf.predictors.kernels import onednn, recurrent
 
 _ROWS = {
     "native_layer_norm": 1,
@@ -46,6 +46,18 @@ _SCALED = (
     "aten.upsample_bilinear2d",
 )
 _SMALL_SIDES = 128
+_MEANS = {
+    "aten.mse_loss": 2,
+    "aten.smooth_l1_loss": 2,
+    "aten.huber_loss": 1,
+    "aten.binary_cross_entropy": 1,
+    "aten.soft_margin_loss": 1,
+}
+"""Losses, and how many tensors of their input's size they make before they are reduced (read with a
+malloc that logs, torch 2.13).
+"""
+_BAGS = ("aten._embedding_bag_backward", "aten._embedding_bag_dense_backward")
+_COUNT_BYTES = 8
 _MASK = 10
 """The place of ``output_mask`` among the arguments of ``aten.convolution_backward``."""
 _FORMAT = ("memory_format", Symbol("memory_format", "contiguous_format"))
@@ -78,13 +90,14 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
     """The blocks that an op allocates and frees within itself. `block` are the channels of one in
     oneDNN's layouts.
 
-    Copies of operands, whatever a convolution converts to blocks of channels, the mask of a safe
-    softmax (SoftMax.cpp), and a gradient that batch norm makes twice, the first time for nothing
-    (batch_norm_backward_cpu, Normalization.cpp).
+    Copies of operands, whatever a convolution converts to blocks of channels, what a recurrent
+    layer works with, the mask of a safe softmax (SoftMax.cpp), a loss before it is reduced, two
+    counts for each row of an embedding bag (EmbeddingBag.cpp), and a gradient that batch norm makes
+    twice, the first time for nothing (batch_norm_backward_cpu, Normalization.cpp).
 
     >>> turned = TensorSpec((8, 4), (1, 8))
     >>> scratch(Op("aten._softmax.default", (turned, -1, False)))
-    (Stage(held=(128,), read=(), written=()),)
+    (Stage(held=(128,), read=(), written=(), after=()),)
     """
     held = tuple(spec.numel * spec.item_bytes for spec in _copied(op))
     if (
@@ -95,12 +108,16 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
         held += (op.outputs[0].nbytes,)
     if op.packet == "aten._safe_softmax":
         held += (op.outputs[0].numel,)  # a mask
+    if op.packet in _MEANS and op.outputs[0].numel < op.inputs[0].numel:
+        held += _MEANS[op.packet] * (op.inputs[0].nbytes,)
+    after: tuple[int, ...] = ()
+    if op.packet in _BAGS:
+        after = 2 * (_COUNT_BYTES * op.outputs[0].shape[0],)
     if _has_copies(op):
-        held += (op.inputs[0].nbytes, op.outputs[0].nbytes)
-    stages = onednn.scratch(op, block)
-    return tuple(stage._replace(held=held + stage.held) for stage in stages) or (
-        (Stage(held),) if held else ()
-    )
+        after = op.inputs[0].nbytes, op.outputs[0].nbytes
+    first, *others = onednn.scratch(op, block) or recurrent.scratch(op) or (Stage(),)
+    first = first._replace(held=held + first.held, after=after + first.after)
+    return (first, *others) if any(first) else ()
 
 
 def _has_copies(op: Op) -> bool:
