@@ -15,7 +15,7 @@ from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item
 from dlperf.core.trace import LOSS, Trace
 from dlperf.predictors.allocator.heap import HUGE_PAGE_BYTES, PAGE_BYTES
-from dlperf.predictors.allocator.simulation import AllocatorSimulation, usual_of
+from dlperf.predictors.allocator.simulation import AllocatorSimulation
 
 BOUND = "page-faults"
 N_OPERATORS = 11
@@ -47,17 +47,13 @@ def page_items(
     takes the memory. Memory is given back by the op after which it is freed; gradients freed before
     the first op by zero_grad.
 
-    A step has what it usually has (:func:`usual_of`), its phases in proportion to their means. A
-    layer has what it has in its median step. What it has in fewer steps than half comes to some
+    A step and its phases have the mean over the simulated steps. A layer has what it has in its
+    median step. What it has in fewer steps than half comes to some
     layer in most of them, no one knows to which: that is shared by all of a phase in proportion to
     their `others`' time. Where the medians add up to more than the phase's, all are that much
     shorter.
     """
     touched_s, released_s = _seconds(simulated, cost_s, factor)
-    steps_s = touched_s.sum(axis=1) + released_s.sum(axis=1)
-    if not (usual_step_s := usual_of(steps_s.tolist())):
-        return
-    usual_frac = usual_step_s / float(np.mean(steps_s))
     usual: dict[tuple[str, str, str], float] = {}
     usual_s: dict[str, float] = defaultdict(float)
     phase_s: dict[str, float] = defaultdict(float)
@@ -69,7 +65,7 @@ def page_items(
         for (layer, phase), by_step in _by_layer(trace, seconds, owners).items():
             usual[what, layer, phase] = float(statistics.median(by_step))
             usual_s[phase] += usual[what, layer, phase]
-            phase_s[phase] += usual_frac * float(np.mean(by_step))
+            phase_s[phase] += float(np.mean(by_step))
     for (what, layer, phase), layer_s in usual.items():
         if layer_s:
             layer_s *= min(1.0, phase_s[phase] / usual_s[phase])

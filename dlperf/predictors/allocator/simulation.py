@@ -22,8 +22,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-import numpy as np
-
 from dlperf.core.clock import quantile
 from dlperf.core.trace import Op, Trace
 from dlperf.core.units import KIB
@@ -374,8 +372,7 @@ class AllocatorSimulation:
     back before op i, the last entry those at the step's end. `predecessors[s]` are the owners whose
     memory storage `s` took over in the process of median faults. `peak_bytes` is the most that was
     resident in the first steps, in the median of the processes. Of first touches in a step
-    `faults_of_a_step` are the lesser of median and mean, between the 10 and 90 % quantiles of
-    processes' median steps.
+    `faults_of_a_step` are the mean, between the 10 and 90 % quantiles of processes' median steps.
     """
 
     faults: tuple[float, ...]
@@ -423,20 +420,13 @@ def simulate(
         peak_bytes,
         (
             quantile(by_process, 0.1),
-            usual_of([sum(step.faults) for step in steps]),
+            statistics.fmean(sum(step.faults) for step in steps),
             quantile(by_process, 0.9),
         ),
         _means([step.huge_faults for step in steps]),
         _means([step.released for step in steps]),
         steps,
     )
-
-
-def usual_of(steps: Sequence[float]) -> float:
-    """What a step usually has, of amounts in simulated `steps`: the median, or the mean where that
-    is less. Of few states of a process the odds are uncertain.
-    """
-    return float(min(np.median(steps), np.mean(steps)))
 
 
 def _means(rows: Sequence[Sequence[int]]) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from dlperf.predictors.kernels.description import tensor
 from dlperf.predictors.kernels.onednn import PACKED_BYTES, padded
 
 _FORWARD, _BACKWARD = "aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward"
+_GRADIENTS = slice(10, 13)  # of output, hidden and cell state, among the backward's arguments
 _ITEM_BYTES = 4
 _PRIMITIVE_BYTES = 16_936  # made anew by each call
 _SCRATCHPAD_BYTES = 4_664  # of a scratchpad, beside its regions
@@ -83,8 +84,9 @@ def workspace_bytes(op: Op) -> tuple[int, int] | None:
 
 
 def scratch(op: Op) -> Scratch:
-    """The blocks that a recurrent layer or its backward allocates and frees within itself: weights
-    in the layout of its products, its scratchpad and the packed operands of a product.
+    """The blocks that a recurrent layer or its backward allocates and frees within itself: gradients
+    that do not lie row by row or that nobody gave, weights in the layout of its products, its
+    scratchpad and the packed operands of a product.
 
     >>> from dlperf.core.trace import TensorSpec
     >>> shapes = (40, 32, 64), (512, 64), (512, 128)
@@ -101,7 +103,13 @@ def scratch(op: Op) -> Scratch:
     state = layer.batch * padded(layer.hidden)
     pad = _SCRATCHPAD_BYTES + _regions(steps * layer.gate_floats, state, state)
     primitives: tuple[int, ...] = (_PRIMITIVE_BYTES,)
+    held: tuple[int, ...] = ()
     if op.packet == _BACKWARD:
+        held = tuple(
+            layer.batch * layer.hidden * _ITEM_BYTES if grad is None else tensor(grad).nbytes
+            for grad in op.args[_GRADIENTS]
+            if grad is None or not tensor(grad).is_contiguous
+        )
         turned = (layer.gates * layer.hidden * _row(n) * _ITEM_BYTES for n in rows if _row(n) != n)
         primitives, weights = 2 * primitives, (*turned, *weights)
-    return (Stage(after=(*primitives, *weights, pad, PACKED_BYTES)),)
+    return (Stage(held, after=(*primitives, *weights, pad, PACKED_BYTES)),)
