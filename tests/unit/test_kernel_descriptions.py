@@ -647,6 +647,20 @@ def test_a_channels_last_convolution_has_a_curve_of_its_own() -> None:
     assert spec(real) == last.inputs[0]
 
 
+def test_a_loss_holds_what_it_reduces() -> None:
+    for name, n_tensors in (("mse_loss", 2), ("huber_loss", 1), ("binary_cross_entropy", 1)):
+        mean = Op(f"aten.{name}.default", (T(64, 500), T(64, 500)), outputs=(T(),))
+        assert scratch(mean) == (Stage((128_000,) * n_tensors),)
+        assert scratch(replace(mean, outputs=(T(64, 500),))) == ()
+
+
+def test_the_gradient_of_an_embedding_bag_counts_the_rows() -> None:
+    table = T(4000, 32)
+    assert scratch(Op("aten._embedding_bag_backward.default", (T(64, 32),), outputs=(table,))) == (
+        Stage(after=(32_000, 32_000)),
+    )
+
+
 def test_scaled_images_are_copied_with_channels_last_where_they_are_small() -> None:
     image = T(2, 8, 16, 16)
     small, large = T(2, 8, 32, 32), T(2, 8, 96, 96)

@@ -84,9 +84,9 @@ def workspace_bytes(op: Op) -> tuple[int, int] | None:
 
 
 def scratch(op: Op) -> Scratch:
-    """The blocks that a recurrent layer or its backward allocates and frees within itself: gradients
-    that do not lie row by row or that nobody gave, weights in the layout of its products, its
-    scratchpad and the packed operands of a product.
+    """The blocks that a recurrent layer or its backward allocates and frees within itself:
+    gradients that do not lie row by row or that nobody gave, weights in the layout of its products,
+    its scratchpad and the packed operands of a product.
 
     >>> from dlperf.core.trace import TensorSpec
     >>> shapes = (40, 32, 64), (512, 64), (512, 128)
