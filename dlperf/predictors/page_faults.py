@@ -48,10 +48,9 @@ def page_items(
     the first op by zero_grad.
 
     A step and its phases have the mean over the simulated steps. A layer has what it has in its
-    median step. What it has in fewer steps than half comes to some
-    layer in most of them, no one knows to which: that is shared by all of a phase in proportion to
-    their `others`' time. Where the medians add up to more than the phase's, all are that much
-    shorter.
+    median step. What it has in fewer steps than half comes to some layer in most of them, no one
+    knows to which: that is shared by all of a phase in proportion to their `others`' time. Where
+    the medians add up to more than the phase's, all are that much shorter.
     """
     touched_s, released_s = _seconds(simulated, cost_s, factor)
     usual: dict[tuple[str, str, str], float] = {}

@@ -9,7 +9,7 @@ from dlperf.predictors.kernels.onednn import padded
 
 _PRODUCTS = ("aten.mm", "aten.addmm")
 _DEPTH, _LEAST_DEPTH, _MOST_ROWS = 192, 128, 384
-_LEAST_ROWS, _LEAST_COLUMNS = 4, 16
+_LEAST_ROWS, _LEAST_COLUMNS = 4, 16  # narrower products are not packed
 _OVERHEAD_BYTES, _ITEM_BYTES = 17_056, 4
 
 
@@ -28,9 +28,10 @@ def product_buffers(ops: Sequence[Op]) -> list[tuple[int, int]]:
     """
     found, most = [], 0
     for index, op in enumerate(ops):
-        if op.packet not in _PRODUCTS or op.inputs[-1].dtype != "float32":
+        operands = op.inputs[-2:] if op.packet in _PRODUCTS else ()
+        if [(len(spec.shape), spec.dtype) for spec in operands] != 2 * [(2, "float32")]:
             continue
-        (m, k), (_, n) = (spec.shape for spec in op.inputs[-2:])
+        (m, k), (_, n) = (spec.shape for spec in operands)
         if m < _LEAST_ROWS or n < _LEAST_COLUMNS:
             continue
         depth = max(_LEAST_DEPTH, k) if k <= _DEPTH else min(k // 2, _DEPTH)

@@ -30,8 +30,6 @@ own.
 """
 _STRIDED_BLOCK = 32
 """Input channels of a block of the weight that a strided pass reads, above 16 (Bcda32b)."""
-
-
 PACKED_BYTES = 74_176
 """What oneDNN's product of matrices (gemm:jit) allocates for the packed operands of a small one."""
 

@@ -36,7 +36,10 @@ class _Layer(NamedTuple):
         return _row(self.gates * self.hidden)
 
 
-def _layer(op: Op) -> _Layer:
+def _layer(op: Op) -> _Layer | None:
+    """The layer that an op is; None for other ops."""
+    if op.packet not in (_FORWARD, _BACKWARD) or len(tensor(op.args[0]).shape) != 3:
+        return None
     (steps, batch, inputs), weight = tensor(op.args[0]).shape, tensor(op.args[2])
     n_gates, hidden = weight.shape
     return _Layer(steps, batch, inputs, hidden, n_gates // max(1, hidden))
@@ -70,9 +73,9 @@ def workspace_bytes(op: Op) -> tuple[int, int] | None:
     >>> workspace_bytes(Op("aten.mkldnn_rnn_layer.default", operands, outputs=results))
     (7, 159744)
     """
-    if op.packet != _FORWARD or len(op.outputs) < 4 or op.outputs[3].storage < 0:
+    layer = _layer(op) if op.packet == _FORWARD else None
+    if layer is None or len(op.outputs) < 4 or op.outputs[3].storage < 0:
         return None
-    layer = _layer(op)
     width, states = _row(layer.hidden), (layer.steps + 1) * layer.batch
     steps = layer.steps * layer.batch
     n_bytes = _regions(
@@ -94,9 +97,9 @@ def scratch(op: Op) -> Scratch:
     >>> scratch(Op("aten.mkldnn_rnn_layer.default", operands))[0].after
     (16936, 135168, 270336, 2740792, 74176)
     """
-    if op.packet not in (_FORWARD, _BACKWARD):
-        return ()
     layer = _layer(op)
+    if layer is None:
+        return ()
     rows = layer.inputs, layer.hidden
     weights = tuple(n * layer.gate_floats * _ITEM_BYTES for n in rows)
     steps = layer.steps * layer.batch

@@ -57,7 +57,7 @@ _MEANS = {
 malloc that logs, torch 2.13).
 """
 _BAGS = ("aten._embedding_bag_backward", "aten._embedding_bag_dense_backward")
-_COUNT_BYTES = 8
+_COUNT_BYTES = 8  # int64, for each row of the table
 _MASK = 10
 """The place of ``output_mask`` among the arguments of ``aten.convolution_backward``."""
 _FORMAT = ("memory_format", Symbol("memory_format", "contiguous_format"))
