@@ -23,6 +23,7 @@ from dlperf.recorder.substitution import NotFakeable
 from dlperf.recorder.tensors import tensors_of
 
 _DEVICE = torch.ops.prim.device.default
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _READ = torch.ops.aten._local_scalar_dense.default
 _COUNT = torch.ops.aten.add_.Tensor
 _UNREAL_NAMESPACES = frozenset({"prim", "profiler", "debugprims"})
@@ -138,6 +139,12 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device  # the answer of the mode below, sooner
         if func.namespace in _UNREAL_NAMESPACES:
             return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled() and torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), _COMPOSITE
+        ):
+            # Here autograd takes no composite operator apart before it comes.
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
         described = node = None
         number = 0
         try:

@@ -111,3 +111,17 @@ def test_inference(name):
         op.grad for op in trace.ops
     )  # autocast's cached copies of weights are made with gradients
     assert trace.recorded_on == "fake tensors", trace.notes
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.LSTM(6, 8), lambda: nn.GRU(6, 8), lambda: nn.Linear(6, 8)]
+)
+def test_inference_mode_has_the_operators_of_no_grad(make):
+    model, x = make(), torch.randn(5, 3, 6)
+    expected = record(model, (x,), inference=True)
+    model.forward = torch.inference_mode()(model.forward)
+    found = record(model, (x,), inference=True)
+    assert len(found.ops) > 3
+    assert [(op.name, op.from_cpp) for op in found.ops] == [
+        (op.name, op.from_cpp) for op in expected.ops
+    ]
