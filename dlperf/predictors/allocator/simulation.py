@@ -14,6 +14,7 @@ step's loss is let go at its end.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from bisect import bisect_left, bisect_right
@@ -414,13 +415,14 @@ def simulate(
     if chosen.keeps:  # the memory that small requests keep apart is there from some step on
         steps = (min(steps, key=lambda step: sum(step.faults)),)
         by_process = [sum(steps[0].faults)]
+    faults = _means([step.faults for step in steps])
     return AllocatorSimulation(
-        _means([step.faults for step in steps]),
+        faults,
         likely.predecessors,
         peak_bytes,
         (
             quantile(by_process, 0.1),
-            statistics.fmean(sum(step.faults) for step in steps),
+            math.fsum(faults),
             quantile(by_process, 0.9),
         ),
         _means([step.huge_faults for step in steps]),
