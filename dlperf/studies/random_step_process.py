@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TextIO
 
 import torch
@@ -56,8 +56,9 @@ def is_too_long(built: Built, now: Callable[[], float] = time.perf_counter) -> b
 
 
 def time_network(seed: int, job: Job) -> Answer | None:
-    """The measurement of a seed's network, with its trace, between two readings of the machine's
-    state; None where its step takes too long.
+    """The measurement of a seed's network, with its trace and with readings of the machine's state
+    before and after it, or, where the job asks for `times_only`, with neither; None where its step
+    takes too long.
 
     It is recorded last, since recording takes memory and time of its own.
     """
@@ -65,8 +66,8 @@ def time_network(seed: int, job: Job) -> Answer | None:
     built = draw(seed)
     if is_too_long(built):
         return None
-    probe = StateProbe(host.this_cpu())
-    before = probe.read(_N_ROUNDS)
+    probe = None if job["times_only"] else StateProbe(host.this_cpu())
+    before = () if probe is None else (probe.read(_N_ROUNDS),)
     kind = kind_of(seed)
     measured = measure(
         built.model,
@@ -79,19 +80,20 @@ def time_network(seed: int, job: Job) -> Answer | None:
         with_trace=False,
         threads=job["threads"],
     )
-    after = probe.read(_N_ROUNDS)
-    trace = record(
-        built.model,
-        built.inputs,
-        loss=built.loss,
-        optimizer=built.optimizer,
-        target=kind,
-        batch_size=measured.batch_size,
-    )
+    if probe is not None:
+        states = (*before, probe.read(_N_ROUNDS))
+        trace = record(
+            built.model,
+            built.inputs,
+            loss=built.loss,
+            optimizer=built.optimizer,
+            target=kind,
+            batch_size=measured.batch_size,
+        )
+        measured = replace(measured, trace=trace, states=states)
     return {
         "seed": seed,
-        "measurement": replace(medians_of(measured), trace=trace).to_json(),
-        "states": [asdict(before), asdict(after)],
+        "measurement": medians_of(measured).to_json(),
         "malloc": job["malloc"],
     }
 

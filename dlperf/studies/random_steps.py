@@ -10,16 +10,16 @@ from typing import Any
 
 from dlperf.core import child_process
 from dlperf.core.measurement import Measurement
-from dlperf.core.state import Reading
 from dlperf.predictors.allocator.simulation import policy_of
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """The measured step of a random network, with its trace.
+    """The measured step of a random network.
 
-    `seed` and `kind` are the network's, `malloc` is the name of the allocator policy. `states` are
-    readings of the machine before and after it was timed.
+    `seed` and `kind` are the network's, `malloc` is the name of the allocator policy. The
+    measurement has its trace, and readings of the machine before and after it was timed, unless
+    the process has times only.
     """
 
     seed: int
@@ -27,7 +27,6 @@ class TimedStep:
     malloc: str
     threads: int
     measurement: Measurement
-    states: tuple[Reading, Reading]
 
     @property
     def measured_s(self) -> float:
@@ -37,12 +36,14 @@ class TimedStep:
 
 class Process(child_process.Child):
     """A fresh process that times steps of random networks with so many threads, under an allocator
-    policy, or under `settings` of malloc beside it. It starts at once and imports torch while
-    others work.
+    policy, or under `settings` of malloc beside it, with `times_only` without traces and readings
+    of the state. It starts at once and imports torch while others work.
     """
 
-    def __init__(self, threads: int, malloc: str = "default", settings: str = "") -> None:
-        self.threads, self.malloc = threads, malloc
+    def __init__(
+        self, threads: int, malloc: str = "default", settings: str = "", times_only: bool = False
+    ) -> None:
+        self.threads, self.malloc, self.times_only = threads, malloc, times_only
         chosen = f"{policy_of(malloc).settings} {settings}".split()
         own = {"MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}  # no pool of numpy's
         variables = {**os.environ, **dict(one.split("=") for one in chosen), **own}
@@ -57,8 +58,14 @@ class Process(child_process.Child):
         Raises WorkFailed where the process fails, KeyboardInterrupt where it was interrupted.
         """
         assert self.stdout is not None
-        job = {"seeds": list(seeds), "seconds": seconds}
-        self.write(json.dumps({**job, "threads": self.threads, "malloc": self.malloc}))
+        job = {
+            "seeds": list(seeds),
+            "seconds": seconds,
+            "threads": self.threads,
+            "malloc": self.malloc,
+            "times_only": self.times_only,
+        }
+        self.write(json.dumps(job))
         for _ in seeds:
             line = self.stdout.readline()
             if not line.endswith("\n"):
@@ -72,13 +79,7 @@ class Process(child_process.Child):
                 yield self._timed(answer)
 
     def _timed(self, answer: dict[str, Any]) -> TimedStep:
-        before, after = (Reading(**state) for state in answer["states"])
         measurement = Measurement.from_json(answer["measurement"])
         return TimedStep(
-            answer["seed"],
-            measurement.target,
-            answer["malloc"],
-            self.threads,
-            measurement,
-            (before, after),
+            answer["seed"], measurement.target, answer["malloc"], self.threads, measurement
         )

@@ -62,7 +62,7 @@ def start(threads: int) -> Process:
 
 def start_trimming(threads: int) -> Process:
     """The process of the same steps with page faults, with so many threads."""
-    return Process(threads, settings=_TRIMMING)
+    return Process(threads, settings=_TRIMMING, times_only=True)
 
 
 def time_steps(
@@ -115,7 +115,7 @@ def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple
     tests = []
     for one in timed:
         assert one.measurement.trace is not None
-        states = replace(one.measurement, states=one.states).states_over(machine.reference)
+        states = one.measurement.states_over(machine.reference)
         prediction = predict(
             one.measurement.trace, plain, threads, malloc=_POLICY, state=states or None
         )

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,21 +83,30 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_step_process, "StateProbe", Probe)
 
 
-JOB = {"threads": 1, "seconds": 0.02, "malloc": "tuned", "seeds": [4]}
+JOB = {"threads": 1, "seconds": 0.02, "malloc": "tuned", "seeds": [4], "times_only": False}
 
 
 @pytest.mark.usefixtures("fake")
 def test_a_network_is_measured_with_trace_and_states(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = json.loads(json.dumps(time_network(4, JOB)))
     assert (answer["seed"], answer["malloc"]) == (4, "tuned")
-    assert answer["states"] == [asdict(READING)] * 2
     found = Measurement.from_json(answer["measurement"])
+    assert found.states == (READING, READING)
     assert found.target == "convolutional network"
     assert found.trace is not None
     assert len(found.step["total"].values) == 1
     assert found.layers == ()  # the step alone is compared
     monkeypatch.setattr(random_step_process, "is_too_long", lambda built: True)
     assert time_network(4, JOB) is None
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_process_of_times_only_neither_records_nor_reads_the_state() -> None:
+    answer = time_network(4, {**JOB, "times_only": True})
+    assert answer is not None
+    found = Measurement.from_json(answer["measurement"])
+    assert (found.trace, found.states) == (None, ())
+    assert len(found.step["total"].values) == 1
 
 
 def _fail(*_: object) -> Any:
@@ -143,7 +152,7 @@ class Fake(random_steps.Process):
     """A shell in place of the process."""
 
     def __init__(self, script: str) -> None:
-        self.threads, self.malloc = 1, "tuned"
+        self.threads, self.malloc, self.times_only = 1, "tuned", False
         subprocess.Popen.__init__(
             self,
             ["sh", "-c", script],
@@ -157,8 +166,7 @@ class Fake(random_steps.Process):
 ANSWER = json.dumps(
     {
         "seed": 7,
-        "measurement": MEASUREMENT.to_json(),
-        "states": [asdict(READING)] * 2,
+        "measurement": replace(MEASUREMENT, states=(READING, READING)).to_json(),
         "malloc": "tuned",
     }
 )
@@ -169,7 +177,7 @@ def test_answers_stream_and_skipped_networks_are_left_out() -> None:
     with Fake(f"read job; echo null; echo '{ANSWER}'; read never") as process:
         (step,) = process.time_steps([1, 7], 0.1)
         assert (step.seed, step.kind, step.malloc, step.threads) == (7, "dense network", "tuned", 1)
-        assert step.states == (READING, READING)
+        assert step.measurement.states == (READING, READING)
         assert step.measured_s == 2e-3
     assert process.returncode == -signal.SIGKILL
 

@@ -69,9 +69,16 @@ def timed(step: Trace, seed: int, seconds: float, after: Reading = READING) -> T
     """A step of a dense network that took so many seconds."""
     noise = {"page_faults_per_step": 0.0}
     found = Measurement(
-        "made-up", 1, 1, {"total": Samples((seconds,))}, (), trace=step, noise=noise
+        "made-up",
+        1,
+        1,
+        {"total": Samples((seconds,))},
+        (),
+        trace=step,
+        noise=noise,
+        states=(READING, after),
     )
-    return TimedStep(seed, "dense network", "tuned", 1, found, (READING, after))
+    return TimedStep(seed, "dense network", "tuned", 1, found)
 
 
 def test_a_step_is_judged_by_what_the_file_alone_predicts() -> None:
