@@ -157,15 +157,21 @@ def _backward(call_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, Sa
             out = torch.tanh(out) if index % 2 else torch.relu(out)
         return out.sum()
 
-    def kernels(n: int) -> list[Call]:
-        root = layers(n)
+    def kernels(root: torch.Tensor) -> list[Call]:
         with Operators() as operators:
             root.backward()  # type: ignore[no-untyped-call]
         calls: list[Call] = operators.calls
         return calls
 
+    def least() -> torch.Tensor:
+        return chain(0, leaves=False)
+
+    def least_again() -> Call:
+        least().backward()  # type: ignore[no-untyped-call]
+        return least().backward
+
     span = _MANY - _FEW
-    few_calls, many_calls = kernels(_FEW), kernels(_MANY)
+    few_calls, many_calls, least_calls = map(kernels, (layers(_FEW), layers(_MANY), least()))
     single: list[Call] = [
         lambda: ops.threshold_backward.default(y, y, 0),
         lambda: ops.tanh_backward.default(y, y),
@@ -175,8 +181,8 @@ def _backward(call_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, Sa
         relu_s, tanh_s, detach_s = (
             samples.minimum - call_s for samples in sample_in_turns(single, repeats, clock)
         )
-        few_kernels, many_kernels = sample_in_turns(
-            [_loop(few_calls), _loop(many_calls)], repeats, clock
+        few_kernels, many_kernels, least_kernels = sample_in_turns(
+            [_loop(few_calls), _loop(many_calls), _loop(least_calls)], repeats, clock
         )
     # With leaves each round adds the node of an addition (no kernel of its own) and that of one
     # accumulation, whose detach is an operator of the step.
@@ -188,8 +194,8 @@ def _backward(call_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, Sa
     prepared = [
         lambda graph=graph, n=n: graph(n).backward for graph in graphs for n in (_FEW, _MANY)
     ]
-    few_bare, many_bare, few_leaved, many_leaved, few, many = _singles(
-        prepared, 4 * repeats.n_samples, clock
+    few_bare, many_bare, few_leaved, many_leaved, few, many, bare = _singles(
+        [*prepared, least_again], 4 * repeats.n_samples, clock
     )
     bare_s, leaved_s, layer_s = (
         (after.minimum - before.minimum) / span
@@ -198,18 +204,19 @@ def _backward(call_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, Sa
     kernels_s = many_kernels.minimum - few_kernels.minimum
     kernels_s -= (len(many_calls) - len(few_calls)) * call_s
     activation_s = (relu_s + tanh_s) / 2
+    least_s = least_kernels.minimum - len(least_calls) * call_s
     (node_s, leaf_s), _ = nnls(
         np.array([[1, 0], [2, 1], [_NODES_OF_ROUND, _LEAVES_OF_ROUND]]),
         np.array([bare_s - activation_s, leaved_s - bare_s - detach_s, layer_s - kernels_s / span]),
     )
-    # The root's sum is one node more, and fills a gradient with ones. The least of the samples,
-    # because what a call costs when its code has left the caches is measured apart.
+    # A graph of a product and its sum, with one accumulation, right after another of the same: what
+    # the call takes when its code has left the caches is measured apart.
     return {
         CostKey("autograd_node"): Samples((float(node_s),), many.n_disturbed),
         CostKey("accumulate_grad"): Samples((float(leaf_s),), many_leaved.n_disturbed),
         CostKey("backward_call"): Samples(
-            (max(0.0, few.minimum - _FEW * layer_s - float(node_s) - activation_s),),
-            few.n_disturbed,
+            (max(0.0, bare.minimum - least_s - 2 * float(node_s) - float(leaf_s)),),
+            bare.n_disturbed,
         ),
     }
 

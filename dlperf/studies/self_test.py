@@ -35,7 +35,7 @@ _N_NETWORKS = {"quick": 3, "full": 19, "thorough": 39}
 """Networks of a calibration. 19 and 39 are the least numbers of which one and three lie above the
 conformal bound (:func:`dlperf.core.verification.conformal_bound`).
 """
-_N_CHECKED, _SECONDS, _SECONDS_OF_MANY = 3, 0.5, 0.3
+_N_CHECKED, _SECONDS = 3, 0.3
 _FAR_FRAC = 0.2
 """Error of a step above which it is timed again. Bursts of co-tenants, of seconds, made steps 1.2
 to 1.8 times as long on an AMD EPYC of Zen 4.
@@ -75,12 +75,11 @@ def time_steps(
     """
     found, pages = [], []
     beyond = math.ceil(len(seeds) / _SEEDS_OF_A_KIND) * _SEEDS_OF_A_KIND
-    seconds = _seconds(seeds)
     for seed in seeds:
         for another in range(_N_TRIED):
-            timed = list(process.time_steps([seed + another * beyond], seconds))
+            timed = list(process.time_steps([seed + another * beyond], _SECONDS))
             if trimming is not None:
-                again = trimming.time_steps([one.seed for one in timed], seconds)
+                again = trimming.time_steps([one.seed for one in timed], _SECONDS)
                 pages += [_page_test(*pair) for pair in zip(timed, again)]
             found += timed
             if timed:
@@ -88,11 +87,6 @@ def time_steps(
     if not found:
         raise WorkFailed("every network of the self-test was skipped")
     return found, pages
-
-
-def _seconds(seeds: range) -> float:
-    """Seconds for the steps of a network, of so many."""
-    return _SECONDS if len(seeds) <= _N_CHECKED else _SECONDS_OF_MANY
 
 
 def _page_test(tuned: TimedStep, trimmed: TimedStep) -> PageTest:
@@ -165,7 +159,7 @@ def run(
         tests = compare(machine, timed, threads)
         far = [test.seed for test in tests if abs(test.error_frac) > _FAR_FRAC]
         if far:
-            again = list(process.time_steps(far, _seconds(seeds)))
+            again = list(process.time_steps(far, _SECONDS))
             anew = {test.seed: test for test in compare(machine, again, threads)}
             tests = tuple(anew.get(test.seed, test) for test in tests)
         kept = tuple(
