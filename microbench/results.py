@@ -40,8 +40,8 @@ def merged(
     points were measured earlier. Kernels keep the samples that they have in `before`, too.
 
     The message holds the group's name, the ``part`` of a machine that was measured, involuntary
-    switches and seconds meanwhile; for kernels also what could not be called, and the numbers of
-    those without an undisturbed sample and of points left out.
+    switches and seconds meanwhile; for kernels also what could not be called, the numbers of those
+    without an undisturbed sample and of points left out, and whether further samples follow.
     """
     group, part = message["group"], Machine.from_json(message["part"])
     kernels = part.kernels
@@ -53,7 +53,8 @@ def merged(
     if message["refused"]:
         notes.append(f"{group}: not measured: {'; '.join(sorted(set(message['refused'])))}")
     if n_measured := len(kernels) + n_before:
-        coverage.append(Coverage(group, threads, n_measured, n_measured + message["left_out"]))
+        n_planned = n_measured + message["left_out"]
+        coverage.append(Coverage(group, threads, n_measured, n_planned, message["first_only"]))
     # A group whose last points others had took no time.
     switches_per_s = message["switches"] / message["seconds"] if message["seconds"] else 0.0
     # A team's threads take cores from each other: 55 to 250 times a second (AMD EPYC, Zen 5, two on

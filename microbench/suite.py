@@ -285,11 +285,25 @@ def _cut_short(machine: Machine, threads: int) -> set[str]:
     }
 
 
+def _sampled_once(machine: Machine, threads: int) -> set[str]:
+    """The groups whose measurement ended after its first samples."""
+    return {one.group for one in machine.coverage if one.threads == threads and one.first_only}
+
+
+def _to_join(machine: Machine, threads: int) -> set[str]:
+    """The groups whose kernels keep their samples beside those of another measurement: disturbed
+    ones, since the least of both is nearer to an undisturbed machine than either, and those that
+    were sampled once.
+    """
+    return _sampled_once(machine, threads) | set(machine.busy_groups(threads))
+
+
 def _missing(
     machine: Machine, threads: int, mode: str, traces: Sequence[Trace], goes_on: bool, mends: bool
 ) -> list[tuple[str, int]]:
     """The groups still to measure, each with its weight in the progress bar; where it `goes_on`,
-    also those that were cut short, where it `mends`, those that were measured on a busy machine.
+    also those that were cut short or sampled once, where it `mends`, those that were measured on a
+    busy machine.
     """
     kernels = [*planned_groups(mode, machine.cpu.flags)]
     kernels += [trace_group(trace, mode) for trace in traces]
@@ -300,6 +314,7 @@ def _missing(
     again &= set(SYSTEM_GROUPS)
     if goes_on:
         again |= _cut_short(machine, threads)
+        again |= _sampled_once(machine, threads)
     if mends:
         again |= set(machine.busy_groups(threads))
     measured = _measured_points(machine, threads, mode, set(weights))
@@ -318,7 +333,7 @@ def _measured_points(
     """The indices, by group, of the points that a group of these names has already, where it was
     cut short for want of time; others are measured anew.
     """
-    kept = names & _cut_short(machine, threads) - set(machine.busy_groups(threads))
+    kept = names & _cut_short(machine, threads) - _to_join(machine, threads)
     return {
         group.name: [
             index for index, point in enumerate(group.points) if machine.exact(point.op, threads)
@@ -478,9 +493,7 @@ class _Measuring:
 
     def _merge(self, message: dict[str, Any], job: dict[str, Any], before: Machine) -> None:
         threads, group = job["threads"], message["group"]
-        # A second measurement of disturbed groups: the least of both is nearer to an undisturbed
-        # machine than either.
-        earlier = before if group in before.busy_groups(threads) else None
+        earlier = before if group in _to_join(before, threads) else None
         n_before = len(job.get("measured", {}).get(group, ()))
         machine = merged(self.machine, message, threads, earlier, n_before)
         name = _done_name(self.mode, threads, group)

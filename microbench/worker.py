@@ -302,6 +302,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         timed: Timed = Timed(),
         bandwidths: Sequence[Bandwidth] = (),
         costs: Sequence[Cost] = (),
+        first_only: bool = False,
     ) -> None:
         footprints = (
             tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()
@@ -325,6 +326,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
                 "refused": timed.refused,
                 "unsteady": timed.n_unsteady,
                 "left_out": timed.n_left_out,
+                "first_only": first_only,
             }
         )
 
@@ -357,7 +359,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
             if (indices := timing.unsampled(0 if name in exact else most_rank))
         }
         for name in take(ahead, time_left, progress=lambda n_points: say({"progress": n_points})):
-            tell(name, timings[name].result())
+            tell(name, timings[name].result(), first_only=True)
 
     def lacking() -> dict[str, list[int]]:
         """Points that want samples for which there is time, by group."""

@@ -108,9 +108,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class AllocatorSetting:
-    """A setting: its name, the environment variables that bring it about (``{...}`` stands for a
-    library).
-    """
+    """A setting: its name, the environment variables that bring it about."""
 
     name: str
     settings: str
@@ -118,16 +116,14 @@ class AllocatorSetting:
     @property
     def environment(self) -> dict[str, str]:
         """The variables; a library goes by its name, which the loader looks for."""
-        return dict(
-            word.replace("{", "").replace("}", "").split("=", 1) for word in self.settings.split()
-        )
+        return dict(word.split("=", 1) for word in self.settings.split())
 
     @property
     def missing(self) -> str:
         """Why this process could not be started under it here, "" if it could."""
         if platform.libc_ver()[0] != "glibc":
             return "takes Linux with glibc"
-        library = re.search(r"\{lib(\w+)\.so[.\d]*\}", self.settings)
+        library = re.search(r"LD_PRELOAD=lib(\w+)\.so", self.settings)
         return (
             f"takes lib{library.group(1)}, which is not installed"
             if library and ctypes.util.find_library(library.group(1)) is None

@@ -82,7 +82,7 @@ class PageFaults:
         >>> PageFaults(0.0123, 0.0807, (best,)).sentence()
         '12.3 ms of 80.7 ms; with MALLOC_MMAP_MAX_=0 the step would take 70.6 ms'
         """
-        best = next((one for one in self.recommendations if "{" not in one.settings), None)
+        best = next((one for one in self.recommendations if "LD_PRELOAD" not in one.settings), None)
         way_out = ""
         if best is not None:
             other = format_seconds(self.step_s - best.saved_s)

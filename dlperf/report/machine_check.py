@@ -31,6 +31,8 @@ are as far off.
 """
 _MOST_LINES = 3
 """Steps of a self-test that have a line each."""
+_COST, _ALIKE_FRAC = "cost ", 0.05
+"""What costs of two machine files begin with, and how far those that are alike differ."""
 _LEAST_CHANGE_FRAC = 1e-3
 """Change of predicted steps that is told."""
 
@@ -174,6 +176,11 @@ class Ratio:
     high: float
     n_shared: int
 
+    @property
+    def is_cost_alike(self) -> bool:
+        """Whether it is of a cost, which takes about as long in both."""
+        return self.what.startswith(_COST) and abs(self.ratio - 1.0) <= _ALIKE_FRAC
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -185,8 +192,9 @@ class Difference:
     notes: tuple[str, ...]
 
     def to_text(self) -> str:
-        """A table; below 1 the second machine is faster."""
-        found = self.ratios
+        """A table; below 1 the second machine is faster. Costs that are alike share a line."""
+        found = [r for r in self.ratios if not r.is_cost_alike]
+        n_alike = len(self.ratios) - len(found)
         columns = [
             Column("what", tuple(r.what for r in found), align_left=True),
             Column("threads", tuple(str(r.threads) for r in found)),
@@ -200,7 +208,9 @@ class Difference:
             f"time in {self.second.path or 'the second'} / time in"
             f" {self.first.path or 'the first'}; below 1 the second is faster"
         )
-        return "\n".join([head, "", table, *(f"note: {note}" for note in self.notes)])
+        alike = [f"{counted(n_alike, 'other cost')} within {format_percent(_ALIKE_FRAC)}"]
+        rest = alike if n_alike else []
+        return "\n".join([head, "", table, *rest, *(f"note: {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:
         """The difference as JSON data."""
@@ -244,7 +254,7 @@ def compare_machines(first: Machine, second: Machine) -> Difference:
     for cost in sorted(first.costs, key=lambda c: (c.key, c.threads)):
         other_s = costs.get((cost.key, cost.threads))
         if other_s and cost.value:
-            ratios[f"cost {cost.key}", cost.threads].append(other_s / cost.value)
+            ratios[f"{_COST}{cost.key}", cost.threads].append(other_s / cost.value)
     found = [
         Ratio(*key, math.exp(fmean(map(math.log, values))), min(values), max(values), len(values))
         for key, values in ratios.items()

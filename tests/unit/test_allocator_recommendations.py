@@ -102,7 +102,7 @@ def test_where_little_is_lost_nothing_is_said() -> None:
 
 def test_the_sentence_names_what_needs_nothing_installed() -> None:
     recommendations = (
-        AllocatorRecommendation("tcmalloc", "LD_PRELOAD={libtcmalloc_minimal.so.4}", 0.011),
+        AllocatorRecommendation("tcmalloc", "LD_PRELOAD=libtcmalloc_minimal.so.4", 0.011),
         AllocatorRecommendation("tuned", "MALLOC_MMAP_MAX_=0", 0.010),
     )
     assert (

@@ -43,6 +43,7 @@ class Worker:
     switches_per_s = 0.0
     seconds = 1e-6
     left_out = 0
+    first_only = False
     unsteady = 0
     passes = 1
     wants = 0
@@ -99,6 +100,7 @@ class Worker:
                 "refused": [],
                 "unsteady": self.unsteady,
                 "left_out": self.left_out,
+                "first_only": self.first_only,
             }
             yield json.dumps(told) + "\n"
         if self.wants:
@@ -697,6 +699,34 @@ def test_another_torch_does_not_replace_what_took_hours(
     assert len(worker.jobs) == 2
 
 
+def test_a_group_that_was_sampled_once_is_sampled_again_beside_what_it_has(
+    tmp_path: Path, worker: type[Worker]
+) -> None:
+    """A calibration that was interrupted after first samples ends with as many as any."""
+    path = tmp_path / "m.json"
+
+    def interrupt(name: str) -> str | None:
+        if name == "three":
+            raise KeyboardInterrupt
+        return None
+
+    worker.fate = staticmethod(interrupt)  # type: ignore[assignment]
+    worker.first_only, worker.seconds = True, 2e-3
+    with pytest.raises(Interrupted, match="keeps 2 finished groups"):
+        suite.calibrate(path, mode="quick")
+    kept = Machine.load(path)
+    assert [(one.group, one.first_only) for one in kept.coverage] == [("one", True), ("two", True)]
+    worker.fate = staticmethod(lambda name: None)  # type: ignore[assignment]
+    worker.first_only, worker.seconds = False, 1e-3
+    machine = suite.calibrate(path, mode="quick")
+    assert worker.jobs[-1]["groups"] == ["three", "one", "two"]
+    taken = {kernel.family: kernel.samples.values for kernel in machine.kernels}
+    assert taken == {"one": (2e-3, 1e-3), "two": (2e-3, 1e-3), "three": (1e-3,)}
+    assert not any(one.first_only for one in machine.coverage)
+    suite.calibrate(path, mode="quick")
+    assert len(worker.jobs) == 2  # nothing is left to measure
+
+
 def test_only_a_calibration_that_adds_nothing_goes_on_with_groups_that_were_cut_short() -> None:
     """Interrupted ones, too, which have no self-test and mend nothing."""
     planned = planned_groups("quick", host.this_cpu().flags)
@@ -866,7 +896,7 @@ def test_a_kernel_that_meets_no_co_tenant_again_keeps_what_it_took_beside_one() 
         kernel = replace(seen, samples=Samples((1.1e-5,)), shared_core=shared_core)
         part = Machine(before.cpu, kernels=(kernel,)).to_json()
         message = {"group": "gemm", "part": part, "switches": 0, "seconds": 1.0}
-        message |= {"refused": (), "unsteady": 0, "left_out": 0}
+        message |= {"refused": (), "unsteady": 0, "left_out": 0, "first_only": False}
         found = results.merged(before, message, 1, before).exact(seen.op, 1)
         return found.shared_core if found is not None else 0.0
 
@@ -876,7 +906,7 @@ def test_a_kernel_that_meets_no_co_tenant_again_keeps_what_it_took_beside_one() 
 def test_a_group_whose_last_points_others_had_is_whole() -> None:
     part = Machine(made_up().cpu).to_json()
     message = {"group": "gemm", "part": part, "switches": 0, "seconds": 0.0}
-    message |= {"refused": (), "unsteady": 0, "left_out": 0}
+    message |= {"refused": (), "unsteady": 0, "left_out": 0, "first_only": False}
     (coverage,) = results.merged(made_up(), message, 1, n_before=39).coverage
     assert (coverage.group, coverage.n_measured, coverage.n_planned) == ("gemm", 39, 39)
 
@@ -884,7 +914,7 @@ def test_a_group_whose_last_points_others_had_is_whole() -> None:
 def test_groups_that_time_processes_of_their_own_are_not_busy_for_that() -> None:
     part = Machine(made_up().cpu).to_json()
     message = {"part": part, "switches": 300, "seconds": 1.0}
-    message |= {"refused": (), "unsteady": 0, "left_out": 0}
+    message |= {"refused": (), "unsteady": 0, "left_out": 0, "first_only": False}
     busy = {
         group: bool(results.merged(made_up(), {"group": group, **message}, 1).disturbances)
         for group in ("loader", "ddp", "gemm")

@@ -311,6 +311,10 @@ def test_difference_is_a_ratio_of_times() -> None:
     assert difference.ratios[0].n_shared == 3
     assert difference.notes == ()
     assert "two.json / time in one.json" in difference.to_text()
+    assert "cost fork_join" in difference.to_text()
+    alike = compare_machines(machine_of(), machine_of()).to_text()
+    assert "1 other cost within 5.0 %" in alike
+    assert "fork_join" not in alike
 
 
 def test_difference_names_what_is_not_shared() -> None:

@@ -157,7 +157,7 @@ def test_what_cannot_be_tried_here(monkeypatch):
     assert "cores" in cannot_be_tried(suggest(Variant("t", threads=host.available_cores() + 1)), 0)
     assert "memory" in cannot_be_tried(suggest(FUSED, peak_memory_bytes=2**40), 2**30)
     assert cannot_be_tried(Suggestion(FUSED, DOES_NOT_APPLY, "why"), 0) == "why"
-    assert "libnonesuch" in AllocatorSetting("n", "LD_PRELOAD={libnonesuch.so.4}").missing
+    assert "libnonesuch" in AllocatorSetting("n", "LD_PRELOAD=libnonesuch.so.4").missing
     monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1"))
     assert "glibc" in cannot_be_tried(suggest(Variant("m", malloc="tuned")), 0)
 
@@ -170,6 +170,6 @@ def test_a_baseline_runs_under_the_default_malloc(monkeypatch):
     tuned = environment_under("tuned")
     assert (tuned["MALLOC_MMAP_MAX_"], tuned["PATH_TO"]) == ("0", "x")
     assert int(tuned["MALLOC_TRIM_THRESHOLD_"]) == 2**32
-    assert AllocatorSetting("j", "LD_PRELOAD={libjemalloc.so.2}").environment == {
+    assert AllocatorSetting("j", "LD_PRELOAD=libjemalloc.so.2").environment == {
         "LD_PRELOAD": "libjemalloc.so.2"
     }

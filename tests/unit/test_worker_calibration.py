@@ -142,6 +142,7 @@ ANSWER = {
     "refused": [],
     "unsteady": 0,
     "left_out": 0,
+    "first_only": False,
 }
 
 

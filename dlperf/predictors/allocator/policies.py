@@ -12,9 +12,9 @@ from dlperf.core.units import GIB, KIB, MIB
 class Policy:
     """When an allocator takes memory from the system and when it gives it back.
 
-    `settings` are the environment variables to start the process with ("" for none); `{...}` stands
-    for a library's path. A request of at least `mapping_bytes` is a mapping of its own; where
-    `adapts`, freeing one raises that and `trim_bytes` (glibc). The heap is given back above
+    `settings` are the environment variables to start the process with ("" for none); the loader
+    looks for a library by its name. A request of at least `mapping_bytes` is a mapping of its own;
+    where `adapts`, freeing one raises that and `trim_bytes` (glibc). The heap is given back above
     `trim_bytes`. Requests of at least `huge_bytes` ask for pages of 2 MiB (None: nothing does).
     With `purges`, free extents that have grown to `trim_bytes` are given back wherever they lie
     (jemalloc).
@@ -66,10 +66,10 @@ POLICIES = {
         # jemalloc 5.3: requests of oversize_threshold (8 MiB) have an arena of their own that keeps
         # nothing (arena_choose_huge), and free extents that coalesce to as much are purged at once
         # (extent.c, ecache_dalloc); other dirty pages decay over 10 s, far longer than a step.
-        Policy("jemalloc", "LD_PRELOAD={libjemalloc.so.2}", _OVERSIZE, _OVERSIZE, purges=True),
+        Policy("jemalloc", "LD_PRELOAD=libjemalloc.so.2", _OVERSIZE, _OVERSIZE, purges=True),
         # gperftools: ReleaseRate 1 gives back one page of a thousand freed (page_heap.cc,
         # IncrementalScavenge), the median step none.
-        Policy("tcmalloc", "LD_PRELOAD={libtcmalloc_minimal.so.4}", _NEVER, _NEVER),
+        Policy("tcmalloc", "LD_PRELOAD=libtcmalloc_minimal.so.4", _NEVER, _NEVER),
     )
 }
 """The known policies by name."""
