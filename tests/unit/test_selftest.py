@@ -434,7 +434,7 @@ def test_a_calibration_always_times_the_same_networks_each_once(mode: str, n: in
     class Skipping(Stub):
         def time_steps(self, seeds: Sequence[int], seconds: float) -> Iterator[TimedStep]:
             asked.extend(seeds)
-            assert seconds == (0.5 if mode == "quick" else 0.3)
+            assert seconds == 0.3
             return (timed(trace(mm(4, 4, 4)), seed, 1.0) for seed in seeds if seed != 2)
 
     seeds = self_test.seeds_of_calibration(mode)
