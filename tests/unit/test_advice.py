@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import calibrated_cases as cases
@@ -27,6 +28,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.machine import Kernel, Machine
 from dlperf.forecast.prediction import predict
+from dlperf.predictors.allocator import simulation
 from dlperf.recorder import recording
 from dlperf.recorder.targets import Target
 from dlperf.report.document import to_markdown, to_text
@@ -37,6 +39,14 @@ def mlp(batch_size: int, inplace: bool = False):
         nn.Linear(64, 64), nn.ReLU(inplace), nn.Linear(64, 20), nn.ReLU(inplace), nn.Linear(20, 16)
     )
     return model, (torch.randn(batch_size, 64),), torch.mean
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_process() -> Iterator[None]:
+    """Page faults of one simulated process in place of fifteen, since many changes are predicted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "N_PROCESSES", 1)
+        yield
 
 
 def make_target(builder, batch_size: int = 8, inference: bool = False) -> Target:

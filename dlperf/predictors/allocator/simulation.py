@@ -187,6 +187,7 @@ class Script:
         for index, n_bytes in lasting:
             self._once[index].append(len(self._sizes))
             self._sizes.append(n_bytes)
+        self._stages = list(map(self._stages_of, range(self._n_ops)))
         self._primitives = primitives(trace.ops, self._scratch)
         self._survivors = _survivors(trace)
 
@@ -221,7 +222,9 @@ class Script:
         small, steps, at_first = self._small, [], heap.resident_bytes
         live_bytes = 0
 
-        def malloc(sizes: Iterable[int]) -> list[int]:
+        def malloc(sizes: Sequence[int]) -> list[int]:
+            if not sizes:  # most of the time
+                return []
             return [at for n_bytes in sizes if (at := heap.malloc(n_bytes)) is not None]
 
         def free(addresses: list[int]) -> None:
@@ -238,7 +241,9 @@ class Script:
             return made
 
         def convert(sizes: Sequence[int], conversions: Iterable[Sequence[int]]) -> list[int]:
-            made = []
+            made: list[int] = []
+            if not sizes:
+                return made
             for n_bytes, chunks in zip(sizes, chain(conversions, repeat(()))):
                 passing = malloc(CONVERSION if index in small.converting else ())
                 made += take((n_bytes,))
@@ -288,7 +293,7 @@ class Script:
                     make(storage)
                 graph += malloc(small.nodes.get(index, ()))
                 call = malloc(small.calls.get(index, ()))
-                for number, (stage, results) in enumerate(self._stages(index)):
+                for number, (stage, results) in enumerate(self._stages[index]):
                     first = kept.get((index, number), _NONE_KEPT)
                     within = malloc(STAGE if index in small.converting else ())
                     held = take(stage.held)
@@ -336,7 +341,7 @@ class Script:
                     address[old], beside[old] = address.pop(made), beside.pop(made)
         return Process(tuple(steps[-N_COUNTED:]), tuple(predecessors), peak - at_first)
 
-    def _stages(self, index: int) -> list[tuple[Stage, Sequence[int]]]:
+    def _stages_of(self, index: int) -> list[tuple[Stage, Sequence[int]]]:
         """The stages of an op, each with the storages that it makes: of a convolution's backward
         the first makes the gradient of the input.
         """

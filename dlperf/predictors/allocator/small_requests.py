@@ -8,7 +8,7 @@ are made and freed while tensors come and go. Sizes and numbers were read with a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dlperf.core.trace import Op, Trace
@@ -68,7 +68,7 @@ class Engine:
 
     def __init__(
         self,
-        malloc: Callable[[Iterable[int]], list[int]],
+        malloc: Callable[[Sequence[int]], list[int]],
         free: Callable[[list[int]], None],
     ) -> None:
         self._malloc, self._free = malloc, free
