@@ -468,8 +468,7 @@ class _Measuring:
             finally:
                 if self.finished and not self.held:
                     self.machine.save(self.path)
-                process.terminate()
-                process.wait()
+                process.stop()
         if status == INTERRUPTED:
             raise KeyboardInterrupt
         if -status in _CRASHES:

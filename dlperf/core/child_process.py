@@ -20,6 +20,8 @@ from dlperf.core.streams import write_err
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 _PR_SET_PDEATHSIG = 1
+_ENDS_S = 5.0
+"""How long a process that is to end may take."""
 
 
 class Child(subprocess.Popen[str]):
@@ -56,6 +58,19 @@ class Child(subprocess.Popen[str]):
             self.kill()
         with contextlib.suppress(BrokenPipeError):  # of what it did not read
             super().__exit__(*raised)
+
+    def stop(self) -> None:
+        """End it: asked first, then killed. What it writes has no reader any more, so it waits for
+        none; an interrupt that reached it as well may have been lost in a library's callback.
+        """
+        if self.stdout is not None:
+            self.stdout.close()
+        self.terminate()
+        try:
+            self.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.wait()
 
     def write(self, line: str) -> None:
         """Write a line to its stdin. Nothing happens where it has ended: its status tells."""

@@ -109,7 +109,7 @@ class Worker:
     def wait(self) -> int:
         return type(self).status
 
-    def terminate(self) -> None:
+    def stop(self) -> None:
         """It has ended."""
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from dlperf.core import child_process
 from dlperf.core.child_process import (
     FAILED,
     INTERRUPTED,
@@ -102,3 +105,30 @@ def test_a_child_answers_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         process.write("nobody reads this")
         with pytest.raises(WorkFailed, match=r"^it ended with status"):
             process.answer(process="it")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("does", "status"),
+    [
+        ("while True: os.write(1, bytes(2**16))", FAILED),  # no reader, so it fails
+        ("time.sleep(60)", -signal.SIGKILL),
+    ],
+)
+def test_a_child_that_ignores_its_end_is_ended_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, status: int
+) -> None:
+    """An interrupt that a library swallows leaves a child that writes while its parent waits."""
+    (tmp_path / "deaf.py").write_text(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.write(1, b'ready\\n')\n"
+        f"{does}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(child_process, "_ENDS_S", 5.0 if status == FAILED else 0.1)
+    with Child("deaf", stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stop()
+        assert process.returncode == status

@@ -191,7 +191,7 @@ class Leader:
     def wait(self) -> int:
         return 0
 
-    def terminate(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 @pytest.fixture
