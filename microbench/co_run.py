@@ -337,7 +337,7 @@ def run(job: dict[str, Any], say: Say) -> None:
     def tell(name: str, co_run: CoRun, switches: int, seconds: float) -> None:
         part = Machine(cpu, co_runs=(co_run,)).to_json()
         say({"progress": WEIGHT})
-        of_kernels = {"refused": [], "unsteady": 0, "left_out": 0, "first_only": False}
+        of_kernels = {"refused": [], "unsteady": 0, "left_out": 0, "sampled_once": False}
         measured = {"switches": switches, "seconds": seconds}
         say({"group": name, "part": part, **measured, **of_kernels})
 

@@ -54,7 +54,7 @@ def merged(
         notes.append(f"{group}: not measured: {'; '.join(sorted(set(message['refused'])))}")
     if n_measured := len(kernels) + n_before:
         n_planned = n_measured + message["left_out"]
-        coverage.append(Coverage(group, threads, n_measured, n_planned, message["first_only"]))
+        coverage.append(Coverage(group, threads, n_measured, n_planned, message["sampled_once"]))
     # A group whose last points others had took no time.
     switches_per_s = message["switches"] / message["seconds"] if message["seconds"] else 0.0
     # A team's threads take cores from each other: 55 to 250 times a second (AMD EPYC, Zen 5, two on

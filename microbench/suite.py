@@ -1,5 +1,5 @@
-"""The plan and its execution: fresh process per thread count, a file written after every group,
-resume where it stopped.
+"""The execution of a calibration's plan: fresh process per thread count, a file written after every
+group, resume where it stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 from dlperf.core import host
 from dlperf.core.child_process import INTERRUPTED, Child
-from dlperf.core.co_run import PREPARATION, operations_of
 from dlperf.core.costs import CORE_SPEED
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.files import check_writable, schema_of
@@ -28,17 +27,19 @@ from dlperf.core.machine_doubts import has_failed_with, join_threads
 from dlperf.core.readings import with_readings
 from dlperf.core.text import counted
 from dlperf.core.trace import Op, Trace
-from dlperf.microbench.co_run import WEIGHT, resources
+from dlperf.microbench.co_run import WEIGHT
 from dlperf.microbench.plan import MODES
 from dlperf.microbench.progress import Progress, progress_of
-from dlperf.microbench.results import co_run_group, merged, without
-from dlperf.microbench.worker import (
-    SYSTEM_GROUPS,
-    environment,
-    further_points,
-    planned_groups,
-    trace_group,
+from dlperf.microbench.remaining import (
+    done_name,
+    measured_points,
+    missing_co_runs,
+    missing_groups,
+    recorded_operations,
+    to_join,
 )
+from dlperf.microbench.results import merged, without
+from dlperf.microbench.worker import environment, further_points
 from dlperf.ops.reference_state import at_reference
 
 SAVE_EVERY_S = 0.5
@@ -102,10 +103,12 @@ def calibrate(
     mends = goes_on and tested.issuperset(threads)
     # What is measured anew comes first: the file is not written before it is whole.
     in_order = sorted(threads, key=lambda count: count not in anew)
-    work = {count: _missing(machine, count, mode, traces, goes_on, mends) for count in in_order}
-    shared = _missing_co_runs(machine, mode, traces, workers)
+    work = {
+        count: missing_groups(machine, count, mode, traces, goes_on, mends) for count in in_order
+    }
+    shared = missing_co_runs(machine, mode, traces, workers)
     n_groups = sum(map(len, work.values())) + len(shared)
-    planned = {_done_name(mode, count, name) for count in work for name, _ in work[count]}
+    planned = {done_name(mode, count, name) for count in work for name, _ in work[count]}
     if reason or anew:
         why = reason or f"failed its self-test with {join_threads(anew)}"
         log(f"{path} {why}; measuring {'all' if reason else 'that'} anew")
@@ -133,10 +136,10 @@ def calibrate(
                     "traces": recorded,
                     "core_speed_s": min(speeds, default=float("inf")),
                     "asks": choose is not None,
-                    "measured": _measured_points(machine, count, mode, set(names)),
+                    "measured": measured_points(machine, count, mode, set(names)),
                 }
                 measuring.run("dlperf.microbench.worker", count, job, names, choose)
-            own = dict(zip(map(_operations_of, traces), recorded))
+            own = dict(zip(map(recorded_operations, traces), recorded))
             co_runs = {name: [name, kind, own.get(kind), n] for name, kind, n in shared}
             measuring.run("dlperf.microbench.co_run", 1, {}, co_runs)
         except KeyboardInterrupt:
@@ -266,83 +269,6 @@ def _left_out(former: Machine, machine: Machine, planned: set[str]) -> str:
     return ", ".join([*found, *(name for name in groups if name not in again)])
 
 
-def _done_name(mode: str, threads: int, group: str) -> str:
-    return f"{mode}/{threads}/{group}"
-
-
-def _is_done(machine: Machine, mode: str, threads: int, group: str) -> bool:
-    """Whether a group was measured at this depth or deeper."""
-    deep_enough = MODES[MODES.index(mode) :]
-    return any(_done_name(deep, threads, group) in machine.groups for deep in deep_enough)
-
-
-def _cut_short(machine: Machine, threads: int) -> set[str]:
-    """The groups with points that there was no time for."""
-    return {
-        one.group
-        for one in machine.coverage
-        if one.threads == threads and one.n_measured < one.n_planned
-    }
-
-
-def _sampled_once(machine: Machine, threads: int) -> set[str]:
-    """The groups whose measurement ended after its first samples."""
-    return {one.group for one in machine.coverage if one.threads == threads and one.first_only}
-
-
-def _to_join(machine: Machine, threads: int) -> set[str]:
-    """The groups whose kernels keep their samples beside those of another measurement: disturbed
-    ones, since the least of both is nearer to an undisturbed machine than either, and those that
-    were sampled once.
-    """
-    return _sampled_once(machine, threads) | set(machine.busy_groups(threads))
-
-
-def _missing(
-    machine: Machine, threads: int, mode: str, traces: Sequence[Trace], goes_on: bool, mends: bool
-) -> list[tuple[str, int]]:
-    """The groups still to measure, each with its weight in the progress bar; where it `goes_on`,
-    also those that were cut short or sampled once, where it `mends`, those that were measured on a
-    busy machine.
-    """
-    kernels = [*planned_groups(mode, machine.cpu.flags)]
-    kernels += [trace_group(trace, mode) for trace in traces]
-    weights = dict.fromkeys(SYSTEM_GROUPS, 0) | {one.name: len(one.points) for one in kernels}
-    # A file whose costs were cut out, or that an older version made, lacks what its groups should
-    # have left.
-    again = {group.split()[0] for group in machine.missing_costs(threads=threads)}
-    again &= set(SYSTEM_GROUPS)
-    if goes_on:
-        again |= _cut_short(machine, threads)
-        again |= _sampled_once(machine, threads)
-    if mends:
-        again |= set(machine.busy_groups(threads))
-    measured = _measured_points(machine, threads, mode, set(weights))
-    missing = [
-        (name, weight - len(measured.get(name, ())))
-        for name, weight in weights.items()
-        if name in again or not _is_done(machine, mode, threads, name)
-    ]
-    # What was never measured comes first, what is to be mended after it.
-    return sorted(missing, key=lambda row: _is_done(machine, mode, threads, row[0]))
-
-
-def _measured_points(
-    machine: Machine, threads: int, mode: str, names: set[str]
-) -> dict[str, list[int]]:
-    """The indices, by group, of the points that a group of these names has already, where it was
-    cut short for want of time; others are measured anew.
-    """
-    kept = names & _cut_short(machine, threads) - _to_join(machine, threads)
-    return {
-        group.name: [
-            index for index, point in enumerate(group.points) if machine.exact(point.op, threads)
-        ]
-        for group in planned_groups(mode, machine.cpu.flags)
-        if group.name in kept and _done_name(mode, threads, group.name) in machine.groups
-    }
-
-
 def _note_other_processes(machine: Machine, running: int) -> Machine:
     if running <= 1:
         return machine
@@ -350,25 +276,6 @@ def _note_other_processes(machine: Machine, running: int) -> Machine:
     note = f"{others} running when the measuring began; times may be too long"
     log(f"warning: the machine is busy: {note}")
     return replace(machine, notes=(*machine.notes, note))
-
-
-def _operations_of(trace: Trace) -> str:
-    return operations_of(trace.target, trace.batch_size, trace.inference)
-
-
-def _missing_co_runs(
-    machine: Machine, mode: str, traces: Sequence[Trace], workers: Sequence[int]
-) -> list[tuple[str, str, int]]:
-    """What is still to measure of several workers at once: (group, kind of work, number of workers)
-    each.
-    """
-    numbers = sorted(set(workers))
-    kinds = (*resources(machine.cpu), *map(_operations_of, traces))
-    planned = [(PREPARATION, n) for n in numbers]
-    planned += [(kind, n) for kind in kinds for n in numbers if n > 1]
-    named = [(co_run_group(kind, n), kind, n) for kind, n in planned]
-    busy = () if traces else machine.busy_groups(1)
-    return [row for row in named if row[0] in busy or not _is_done(machine, mode, 1, row[0])]
 
 
 # -- the measuring processes -----------------------------------------------------------------------
@@ -492,10 +399,10 @@ class _Measuring:
 
     def _merge(self, message: dict[str, Any], job: dict[str, Any], before: Machine) -> None:
         threads, group = job["threads"], message["group"]
-        earlier = before if group in _to_join(before, threads) else None
+        earlier = before if group in to_join(before, threads) else None
         n_before = len(job.get("measured", {}).get(group, ()))
         machine = merged(self.machine, message, threads, earlier, n_before)
-        name = _done_name(self.mode, threads, group)
+        name = done_name(self.mode, threads, group)
         self.machine = replace(machine, groups=tuple(dict.fromkeys((*machine.groups, name))))
         self.finished.add(name)
         self.held.discard(name)

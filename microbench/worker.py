@@ -302,7 +302,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         timed: Timed = Timed(),
         bandwidths: Sequence[Bandwidth] = (),
         costs: Sequence[Cost] = (),
-        first_only: bool = False,
+        sampled_once: bool = False,
     ) -> None:
         footprints = (
             tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()
@@ -326,7 +326,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
                 "refused": timed.refused,
                 "unsteady": timed.n_unsteady,
                 "left_out": timed.n_left_out,
-                "first_only": first_only,
+                "sampled_once": sampled_once,
             }
         )
 
@@ -359,7 +359,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
             if (indices := timing.unsampled(0 if name in exact else most_rank))
         }
         for name in take(ahead, time_left, progress=lambda n_points: say({"progress": n_points})):
-            tell(name, timings[name].result(), first_only=True)
+            tell(name, timings[name].result(), sampled_once=True)
 
     def lacking() -> dict[str, list[int]]:
         """Points that want samples for which there is time, by group."""

@@ -70,14 +70,14 @@ _INDEPENDENT_TESTS = 4
 @dataclass(frozen=True)
 class Coverage:
     """How many of a calibration's planned points of a group of kernels were measured with `threads`
-    threads; `first_only` where it ended after their first samples.
+    threads; `sampled_once` where the measurement ended after their first samples.
     """
 
     group: Name  #: Group of kernels.
     threads: Threads  #: Number of threads.
     n_measured: Whole  #: Measured points.
     n_planned: Whole  #: Planned points.
-    first_only: bool = False  #: Interrupted before further samples.
+    sampled_once: bool = False  #: Interrupted before further samples.
 
 
 @dataclass(frozen=True)

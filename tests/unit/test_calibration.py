@@ -25,7 +25,7 @@ from dlperf.core.machine import Kernel, Machine
 from dlperf.core.state import Reading
 from dlperf.core.trace import Op
 from dlperf.core.verification import Coverage, SelfTest
-from dlperf.microbench import results, suite
+from dlperf.microbench import remaining, results, suite
 from dlperf.microbench.plan import Group, Point, repeats
 from dlperf.microbench.worker import SYSTEM_GROUPS, planned_groups
 
@@ -43,7 +43,7 @@ class Worker:
     switches_per_s = 0.0
     seconds = 1e-6
     left_out = 0
-    first_only = False
+    sampled_once = False
     unsteady = 0
     passes = 1
     wants = 0
@@ -100,7 +100,7 @@ class Worker:
                 "refused": [],
                 "unsteady": self.unsteady,
                 "left_out": self.left_out,
-                "first_only": self.first_only,
+                "sampled_once": self.sampled_once,
             }
             yield json.dumps(told) + "\n"
         if self.wants:
@@ -125,8 +125,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
         for name in GROUPS
     ]
     monkeypatch.setattr(suite, "Child", Fresh)
-    monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: groups)
-    monkeypatch.setattr(suite, "SYSTEM_GROUPS", ())
+    monkeypatch.setattr(remaining, "planned_groups", lambda mode, flags: groups)
+    monkeypatch.setattr(remaining, "SYSTEM_GROUPS", ())
     monkeypatch.setattr(suite, "SAVE_EVERY_S", 0.0)
     monkeypatch.setattr(host, "running_processes", lambda: 1)
     return Fresh
@@ -333,7 +333,7 @@ def test_the_same_command_goes_on_with_what_there_was_no_time_for(
         )
         for number, name in enumerate(GROUPS)
     ]
-    monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: groups)
+    monkeypatch.setattr(remaining, "planned_groups", lambda mode, flags: groups)
     worker.left_out = 1
     machine = suite.calibrate(path, mode="quick")
     assert not machine.complete  # points count, not groups
@@ -711,18 +711,21 @@ def test_a_group_that_was_sampled_once_is_sampled_again_beside_what_it_has(
         return None
 
     worker.fate = staticmethod(interrupt)  # type: ignore[assignment]
-    worker.first_only, worker.seconds = True, 2e-3
+    worker.sampled_once, worker.seconds = True, 2e-3
     with pytest.raises(Interrupted, match="keeps 2 finished groups"):
         suite.calibrate(path, mode="quick")
     kept = Machine.load(path)
-    assert [(one.group, one.first_only) for one in kept.coverage] == [("one", True), ("two", True)]
+    assert [(one.group, one.sampled_once) for one in kept.coverage] == [
+        ("one", True),
+        ("two", True),
+    ]
     worker.fate = staticmethod(lambda name: None)  # type: ignore[assignment]
-    worker.first_only, worker.seconds = False, 1e-3
+    worker.sampled_once, worker.seconds = False, 1e-3
     machine = suite.calibrate(path, mode="quick")
     assert worker.jobs[-1]["groups"] == ["three", "one", "two"]
     taken = {kernel.family: kernel.samples.values for kernel in machine.kernels}
     assert taken == {"one": (2e-3, 1e-3), "two": (2e-3, 1e-3), "three": (1e-3,)}
-    assert not any(one.first_only for one in machine.coverage)
+    assert not any(one.sampled_once for one in machine.coverage)
     suite.calibrate(path, mode="quick")
     assert len(worker.jobs) == 2  # nothing is left to measure
 
@@ -739,7 +742,9 @@ def test_only_a_calibration_that_adds_nothing_goes_on_with_groups_that_were_cut_
         coverage=(Coverage(short.name, 1, 0, len(short.points)),),
     )
     for goes_on, expected in ((True, [(short.name, len(short.points))]), (False, [])):
-        assert suite._missing(cut, 1, "quick", (), goes_on=goes_on, mends=False) == expected
+        assert (
+            remaining.missing_groups(cut, 1, "quick", (), goes_on=goes_on, mends=False) == expected
+        )
 
 
 def test_costs_that_were_cut_out_are_measured_again() -> None:
@@ -755,7 +760,7 @@ def test_costs_that_were_cut_out_are_measured_again() -> None:
         costs=tuple(cost(key, 1e-6) for key in step_keys()),
         groups=groups,
     )
-    assert suite._missing(whole, 1, "quick", (), goes_on=False, mends=False) == []
+    assert remaining.missing_groups(whole, 1, "quick", (), goes_on=False, mends=False) == []
     cut = replace(
         whole,
         costs=tuple(
@@ -765,11 +770,12 @@ def test_costs_that_were_cut_out_are_measured_again() -> None:
         ),
     )
     assert [
-        name for name, _ in suite._missing(cut, 1, "quick", (), goes_on=False, mends=False)
+        name
+        for name, _ in remaining.missing_groups(cut, 1, "quick", (), goes_on=False, mends=False)
     ] == ["framework"]
     assert [
         name
-        for name, _ in suite._missing(
+        for name, _ in remaining.missing_groups(
             replace(whole, costs=()), 1, "quick", (), goes_on=False, mends=False
         )
     ] == ["framework", "memory"]
@@ -866,8 +872,8 @@ def test_bad_values_exit_with_2_before_anything_is_written(tmp_path: Path) -> No
 def test_a_traces_ops_are_measured_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: [])
-    monkeypatch.setattr(suite, "SYSTEM_GROUPS", ("threads", "memory"))
+    monkeypatch.setattr(remaining, "planned_groups", lambda mode, flags: [])
+    monkeypatch.setattr(remaining, "SYSTEM_GROUPS", ("threads", "memory"))
     monkeypatch.setattr(host, "running_processes", lambda: 1)
     step = trace(mm(33, 17, 9), relu(77), Op("mine.odd.default", (T(4),), layer="fc"))
     machine = suite.calibrate(tmp_path / "m.json", mode="quick", traces=[step])
@@ -896,7 +902,7 @@ def test_a_kernel_that_meets_no_co_tenant_again_keeps_what_it_took_beside_one() 
         kernel = replace(seen, samples=Samples((1.1e-5,)), shared_core=shared_core)
         part = Machine(before.cpu, kernels=(kernel,)).to_json()
         message = {"group": "gemm", "part": part, "switches": 0, "seconds": 1.0}
-        message |= {"refused": (), "unsteady": 0, "left_out": 0, "first_only": False}
+        message |= {"refused": (), "unsteady": 0, "left_out": 0, "sampled_once": False}
         found = results.merged(before, message, 1, before).exact(seen.op, 1)
         return found.shared_core if found is not None else 0.0
 
@@ -906,7 +912,7 @@ def test_a_kernel_that_meets_no_co_tenant_again_keeps_what_it_took_beside_one() 
 def test_a_group_whose_last_points_others_had_is_whole() -> None:
     part = Machine(made_up().cpu).to_json()
     message = {"group": "gemm", "part": part, "switches": 0, "seconds": 0.0}
-    message |= {"refused": (), "unsteady": 0, "left_out": 0, "first_only": False}
+    message |= {"refused": (), "unsteady": 0, "left_out": 0, "sampled_once": False}
     (coverage,) = results.merged(made_up(), message, 1, n_before=39).coverage
     assert (coverage.group, coverage.n_measured, coverage.n_planned) == ("gemm", 39, 39)
 
@@ -914,7 +920,7 @@ def test_a_group_whose_last_points_others_had_is_whole() -> None:
 def test_groups_that_time_processes_of_their_own_are_not_busy_for_that() -> None:
     part = Machine(made_up().cpu).to_json()
     message = {"part": part, "switches": 300, "seconds": 1.0}
-    message |= {"refused": (), "unsteady": 0, "left_out": 0, "first_only": False}
+    message |= {"refused": (), "unsteady": 0, "left_out": 0, "sampled_once": False}
     busy = {
         group: bool(results.merged(made_up(), {"group": group, **message}, 1).disturbances)
         for group in ("loader", "ddp", "gemm")

@@ -24,7 +24,7 @@ from dlperf.core.co_run import PREPARATION, CoRun
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Cpu, Machine
 from dlperf.core.trace import Trace
-from dlperf.microbench import co_run, suite
+from dlperf.microbench import co_run, remaining, suite
 from dlperf.microbench.co_run import (
     Pool,
     Window,
@@ -142,7 +142,7 @@ ANSWER = {
     "refused": [],
     "unsteady": 0,
     "left_out": 0,
-    "first_only": False,
+    "sampled_once": False,
 }
 
 
@@ -200,11 +200,11 @@ def leader(monkeypatch: pytest.MonkeyPatch) -> type[Leader]:
         jobs: list[dict[str, Any]] = []  # noqa: RUF012
 
     monkeypatch.setattr(suite, "Child", Fresh)
-    monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: [])
+    monkeypatch.setattr(remaining, "planned_groups", lambda mode, flags: [])
     monkeypatch.setattr(
-        suite, "trace_group", lambda found, mode: Group("exact", (), suite_repeats(mode))
+        remaining, "trace_group", lambda found, mode: Group("exact", (), suite_repeats(mode))
     )
-    monkeypatch.setattr(suite, "SYSTEM_GROUPS", ())
+    monkeypatch.setattr(remaining, "SYSTEM_GROUPS", ())
     monkeypatch.setattr(host, "running_processes", lambda: 1)
     return Fresh
 
