@@ -27,7 +27,7 @@ STATE = option(
     metavar="FILE|now|reference",
     help=(
         "state of the machine: a file of dlperf machine state, a probe now, or the machine file's"
-        " reference; of several the mean (default: the median of the machine file's readings). The"
+        " reference; of several the median (default: that of the machine file's readings). The"
         " interval contains the spread of several"
     ),
 )

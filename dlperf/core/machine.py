@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,7 @@ from dlperf.core.machine_format import (
 )
 from dlperf.core.operators import Op
 from dlperf.core.records.machine import KernelModelFit
-from dlperf.core.state import REFERENCE, Reading, State, mean_state, usual_state
+from dlperf.core.state import REFERENCE, Reading, State, usual_state
 from dlperf.core.verification import (
     Coverage,
     Disturbance,
@@ -258,7 +259,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         """
         if not self.states:
             return 1.0
-        return max(1.0, mean_state(self.states).core / self.usual_state.core)
+        mean = statistics.fmean(state.core for state in self.states)
+        return max(1.0, mean / self.usual_state.core)
 
     def missing_costs(
         self, inference: bool = False, threads: int | None = None

@@ -178,14 +178,11 @@ PARTS = {
 """The part of a machine that slows work of a bound; ``network`` has none."""
 
 
-def mean_state(states: Sequence[State]) -> State:
-    """The mean of states, factor by factor."""
-    return State(*map(statistics.fmean, zip(*map(dataclasses.astuple, states))))
-
-
 def usual_state(states: Sequence[State]) -> State:
-    """The median of states, factor by factor, but the mean of :attr:`State.core_to_core`, which has
-    two levels between which a median jumps.
+    """The median of states, factor by factor (of two the mean): a co-tenant's burst spoils a single
+    reading and disturbs few of the steps between them. But the mean of :attr:`State.core_to_core`,
+    which has two levels between which a median jumps.
     """
     found = State(*map(statistics.median, zip(*map(dataclasses.astuple, states))))
-    return dataclasses.replace(found, core_to_core=mean_state(states).core_to_core)
+    mean = statistics.fmean(state.core_to_core for state in states)
+    return dataclasses.replace(found, core_to_core=mean)

@@ -19,7 +19,7 @@ from dlperf.core.machine import Machine
 from dlperf.core.machine_doubts import doubts_of, find_unmeasured_threads, is_cross_machine
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import PHASES, PredictedStep
-from dlperf.core.state import State, mean_state
+from dlperf.core.state import State, usual_state
 from dlperf.core.trace import LOSS, Trace
 from dlperf.core.units import format_bytes, format_seconds
 from dlperf.core.what_if import MachineFactors
@@ -362,7 +362,7 @@ def predict(
     that it contains. `malloc` is the allocator policy of the process, one of
     :data:`dlperf.predictors.allocator.simulation.POLICIES`. `point` is a measurement of the network
     for the predictors that need one (``viebke-a``, ``viebke-b``). `state` is the machine's
-    (:data:`dlperf.core.state.REFERENCE`: that of its file), of several the mean; by default it is
+    (:data:`dlperf.core.state.REFERENCE`: that of its file), of several the median; by default it is
     the median of the states that the file contains. The interval contains the spread of several.
     `what_if` are factors on the machine's resources by name
     (:class:`dlperf.core.what_if.MachineFactors`), such as ``{"memory_bandwidth": 2}``; the
@@ -440,7 +440,7 @@ def predict(
             f" has {format_bytes(machine.cpu.memory_bytes)}: it does not fit"
         )
     states = machine.states if state is None else (state,) if isinstance(state, State) else state
-    at = machine.usual_state if state is None else mean_state(states)
+    at = machine.usual_state if state is None else usual_state(states)
     prediction = Prediction(
         trace,
         machine,

@@ -14,7 +14,7 @@ from dlperf.core import host
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import Step
-from dlperf.core.state import State, mean_state
+from dlperf.core.state import State, usual_state
 from dlperf.core.text import counted, frame_to_csv
 from dlperf.core.units import format_percent
 from dlperf.forecast.prediction import Prediction, page_fault_cost
@@ -229,9 +229,9 @@ def states_during(measurement: Measurement, machine: Machine) -> tuple[State, ..
 
 
 def state_during(measurement: Measurement, machine: Machine) -> State | None:
-    """The mean of the machine's states around a measurement; None where there are none."""
+    """The median of the machine's states around a measurement; None where there are none."""
     states = states_during(measurement, machine)
-    return mean_state(states) if states else None
+    return usual_state(states) if states else None
 
 
 def _blind_to_json(step: Step | None, actual_s: float) -> dict[str, Any] | None:

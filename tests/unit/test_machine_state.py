@@ -13,7 +13,7 @@ import pytest
 from dlperf.core import state_probe
 from dlperf.core.machine import Cpu, Machine
 from dlperf.core.prediction import BOUNDS, Item, Prices
-from dlperf.core.state import REFERENCE, Reading, State, mean_state, reading_of, usual_state
+from dlperf.core.state import REFERENCE, Reading, State, reading_of, usual_state
 from dlperf.core.state_probe import StateProbe, working_sets_bytes
 
 KIB, MIB = 2**10, 2**20
@@ -55,10 +55,16 @@ def test_every_bound_has_its_factor() -> None:
     assert {bound: MIXED.factor(bound) for bound in BOUNDS} == FACTORS
 
 
-def test_the_mean_and_the_median_of_states() -> None:
+def test_of_several_states_the_median_counts_of_two_the_mean() -> None:
     states = [State(core=1.0), State(core=1.2, dram=4.0), State(core=2.0, dram=1.0)]
-    assert mean_state(states) == State(core=pytest.approx(1.4), dram=2.0)
     assert usual_state(states) == State(core=1.2, dram=1.0)
+    assert usual_state(states[:2]) == State(core=pytest.approx(1.1), dram=2.5)
+
+
+def test_a_burst_that_spoils_one_reading_of_four_changes_no_state() -> None:
+    quiet = State(interpreter=1.02, dram=1.3)
+    spoiled = replace(quiet, interpreter=1.8, core=1.1)
+    assert usual_state([quiet, spoiled, quiet, quiet]) == quiet
 
 
 def team(region_s: float, threads: int = 2) -> Reading:

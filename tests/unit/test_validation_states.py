@@ -20,7 +20,7 @@ from test_validation import CASE, named, provenance, scaled, scores, studied, wh
 
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import LayerTimes, Measurement
-from dlperf.core.state import Reading, State, mean_state
+from dlperf.core.state import Reading, State, usual_state
 from dlperf.core.trace import Layer, Trace
 from dlperf.studies.accuracy.ablation import Term, ablate
 from dlperf.studies.accuracy.cases import Case, join
@@ -73,10 +73,10 @@ def study_of(machine: Machine, *runs: Measurement, predictors: tuple[str, ...] =
     )
 
 
-def test_the_state_of_a_case_is_the_mean_of_its_runs() -> None:
+def test_the_state_of_a_case_is_in_the_middle_of_its_runs() -> None:
     machine = read_machine(1.0)
     runs = (measured(1.2, 1.1, 1.3), measured(1.2, 1.5, 1.7))
-    assert mean_state(states_of(runs, machine)) == State(core=pytest.approx(1.4))  # of 1.2 and 1.6
+    assert usual_state(states_of(runs, machine)) == State(core=pytest.approx(1.4))  # of 1.2 and 1.6
     assert not states_of((*runs, measured(1.0)), machine)  # one run without readings
     assert not states_of(runs, law_machine())  # no reference
     other = replace(runs[0], machine="another processor")

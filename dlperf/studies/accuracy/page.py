@@ -36,8 +36,9 @@ AT_STATE = "at state"
 STATE_NOTE = (
     "Predictions are blind unless they are at the state. Blind: for the median of the states that"
     " the machine file contains, which is what a user gets without a probe. At the state: for the"
-    " mean of the readings right before and right after each measurement of the case. An error at"
-    " the state is the model's; its difference from the blind error is that of the state."
+    " median of the readings right before and right after each measurement of the case (of two the"
+    " mean). An error at the state is the model's; its difference from the blind error is that of"
+    " the state."
 )
 RESIDUAL_NOTE = (
     "What is left at the state: the error by operator (or what an item without one is), phase and"
