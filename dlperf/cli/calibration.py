@@ -134,6 +134,7 @@ def run_calibration(
             trimming = [
                 stack.enter_context(self_test.start_trimming(process.threads))
                 for process in waiting
+                if self_test.times_pages(mode)
             ]  # they import torch while kernel models are fitted
             machine = fit_kernel_models(machine)
             machine.save(path)

@@ -55,6 +55,13 @@ def seeds_of_check() -> range:
     return range(first, first + _N_CHECKED)
 
 
+def times_pages(mode: str) -> bool:
+    """Whether a calibration times its networks with page faults, too: not a quick one, whose few
+    would hardly move what is assumed of pages beforehand.
+    """
+    return mode != "quick"
+
+
 def start(threads: int) -> Process:
     """The process of a self-test with so many threads."""
     return Process(threads, _POLICY)
