@@ -33,8 +33,8 @@ STATE = option(
 )
 
 
-def states_of(names: Sequence[str], machine: Machine, threads: int) -> list[State] | None:
-    """The named states for steps of `threads`; None where none is named.
+def states_of(names: Sequence[str], machine: Machine, threads: int) -> list[State]:
+    """The named states for steps of `threads`.
 
     Raises DlperfError for a file of another machine or another kind, and for ``now`` with a machine
     file of another machine.
@@ -42,7 +42,7 @@ def states_of(names: Sequence[str], machine: Machine, threads: int) -> list[Stat
     states = [_state(name, machine, threads) for name in names]
     if not machine.states and any(name != REFERENCE for name in names):
         warn_of_states(machine)
-    return states or None
+    return states
 
 
 def warn_of_states(machine: Machine) -> None:

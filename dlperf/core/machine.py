@@ -247,10 +247,8 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
     @property
     def usual_state(self) -> State:
-        """What is usual of the states that were seen (:func:`dlperf.core.state.usual_state`); the
-        reference without any.
-        """
-        return usual_state(self.states) if self.states else REFERENCE
+        """What is usual of the states that were seen (:func:`dlperf.core.state.usual_state`)."""
+        return usual_state(self.states)
 
     @property
     def mean_slowdown(self) -> float:

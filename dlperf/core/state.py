@@ -181,8 +181,10 @@ PARTS = {
 def usual_state(states: Sequence[State]) -> State:
     """The median of states, factor by factor (of two the mean): a co-tenant's burst spoils a single
     reading and disturbs few of the steps between them. But the mean of :attr:`State.core_to_core`,
-    which has two levels between which a median jumps.
+    which has two levels between which a median jumps. The reference without any.
     """
+    if not states:
+        return REFERENCE
     found = State(*map(statistics.median, zip(*map(dataclasses.astuple, states))))
     mean = statistics.fmean(state.core_to_core for state in states)
     return dataclasses.replace(found, core_to_core=mean)

@@ -387,6 +387,11 @@ def predict(
         check_type("predict", name, value, kind, way)
     if point is not None:
         check_type("predict", "point", point, Measurement, "Measurement.load(path) reads one")
+    if state is not None:
+        check_type("predict", "state", state, (State, list, tuple), "machine.states are some")
+    given = (state,) if isinstance(state, State) else tuple(state or ())
+    for one in given:
+        check_type("predict", "state", one, State, "machine.states are some")
     if profiled_on is not None:
         check_type("predict", "profiled_on", profiled_on, Machine, "Machine.load(path) reads one")
     factors = MachineFactors.of(what_if or {})
@@ -439,14 +444,13 @@ def predict(
             f"the step needs {format_bytes(prices.peak_memory_bytes or 0)} of memory, the machine"
             f" has {format_bytes(machine.cpu.memory_bytes)}: it does not fit"
         )
-    states = machine.states if state is None else (state,) if isinstance(state, State) else state
-    at = machine.usual_state if state is None else usual_state(states)
+    at = usual_state(given or machine.states)
     prediction = Prediction(
         trace,
         machine,
         threads,
         predictor,
-        prices.at_state(at, states if state is None or len(states) > 1 else ()),
+        prices.at_state(at, machine.states if not given else given if len(given) > 1 else ()),
         (*warnings, *prices.warnings),
         malloc,
         state=at,

@@ -24,7 +24,7 @@ from dlperf.core.items import NO_KERNEL
 from dlperf.core.machine import Machine, lacks
 from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import Item, Prices
-from dlperf.core.state import REFERENCE, usual_state
+from dlperf.core.state import usual_state
 from dlperf.core.trace import Trace
 from dlperf.core.variation import Z90
 from dlperf.ops.fused import FUSED
@@ -104,8 +104,7 @@ class Calibrated:
             return found
         source, measured = self.profiled_on, self.measured_there
         there = Calibrated().price(trace, source, measured.threads, malloc)
-        states = measured.states_over(source.reference)
-        state = usual_state(states) if states else REFERENCE
+        state = usual_state(measured.states_over(source.reference))
         return as_measured(found, there.at_state(state), trace, measured)
 
 

@@ -117,9 +117,7 @@ def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple
     for one in timed:
         assert one.measurement.trace is not None
         states = one.measurement.states_over(machine.reference)
-        prediction = predict(
-            one.measurement.trace, plain, threads, malloc=_POLICY, state=states or None
-        )
+        prediction = predict(one.measurement.trace, plain, threads, malloc=_POLICY, state=states)
         step, items = prediction.step, prediction.prices.items
         assert step.total_s is not None
         assert step.low_s is not None

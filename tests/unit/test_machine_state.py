@@ -59,6 +59,7 @@ def test_of_several_states_the_median_counts_of_two_the_mean() -> None:
     states = [State(core=1.0), State(core=1.2, dram=4.0), State(core=2.0, dram=1.0)]
     assert usual_state(states) == State(core=1.2, dram=1.0)
     assert usual_state(states[:2]) == State(core=pytest.approx(1.1), dram=2.5)
+    assert usual_state(()) == REFERENCE
 
 
 def test_a_burst_that_spoils_one_reading_of_four_changes_no_state() -> None:

@@ -62,6 +62,14 @@ TRACE, MACHINE = PREDICTION.trace, PREDICTION.machine
             r"threads is 'calibrated' \(of type str\)",
         ),
         (
+            lambda: dlperf.predict(TRACE, MACHINE, state="reference"),
+            r"the state is 'reference' \(of type str\); expected a State or list or tuple",
+        ),
+        (
+            lambda: dlperf.predict(TRACE, MACHINE, state=[1.3]),
+            r"the state is 1.3 \(of type float\); expected a State: machine.states are some",
+        ),
+        (
             lambda: dlperf.measure(INPUTS, NET),
             r"measure: the model is .* \(of type tuple\); expected a Module",
         ),
