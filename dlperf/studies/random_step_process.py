@@ -91,11 +91,7 @@ def time_network(seed: int, job: Job) -> Answer | None:
             batch_size=measured.batch_size,
         )
         measured = replace(measured, trace=trace, states=states)
-    return {
-        "seed": seed,
-        "measurement": medians_of(measured).to_json(),
-        "malloc": job["malloc"],
-    }
+    return {"seed": seed, "measurement": medians_of(measured).to_json()}
 
 
 def medians_of(measured: Measurement) -> Measurement:

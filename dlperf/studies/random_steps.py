@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dlperf.core import child_process
 from dlperf.core.measurement import Measurement
@@ -15,17 +14,13 @@ from dlperf.predictors.allocator.simulation import policy_of
 
 @dataclass(frozen=True)
 class TimedStep:
-    """The measured step of a random network.
+    """The measured step of a random network, of which `seed` is the seed.
 
-    `seed` and `kind` are the network's, `malloc` is the name of the allocator policy. The
-    measurement has its trace, and readings of the machine before and after it was timed, unless
-    the process has times only.
+    The measurement has its kind as target, its trace, and readings of the machine before and after
+    it was timed; from a process of times only neither trace nor readings.
     """
 
     seed: int
-    kind: str
-    malloc: str
-    threads: int
     measurement: Measurement
 
     @property
@@ -43,7 +38,7 @@ class Process(child_process.Child):
     def __init__(
         self, threads: int, malloc: str = "default", settings: str = "", times_only: bool = False
     ) -> None:
-        self.threads, self.malloc, self.times_only = threads, malloc, times_only
+        self.threads, self.times_only = threads, times_only
         chosen = f"{policy_of(malloc).settings} {settings}".split()
         own = {"MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}  # no pool of numpy's
         variables = {**os.environ, **dict(one.split("=") for one in chosen), **own}
@@ -62,7 +57,6 @@ class Process(child_process.Child):
             "seeds": list(seeds),
             "seconds": seconds,
             "threads": self.threads,
-            "malloc": self.malloc,
             "times_only": self.times_only,
         }
         self.write(json.dumps(job))
@@ -76,10 +70,4 @@ class Process(child_process.Child):
                     "the process of the random networks",
                 )
             if (answer := json.loads(line)) is not None:
-                yield self._timed(answer)
-
-    def _timed(self, answer: dict[str, Any]) -> TimedStep:
-        measurement = Measurement.from_json(answer["measurement"])
-        return TimedStep(
-            answer["seed"], measurement.target, answer["malloc"], self.threads, measurement
-        )
+                yield TimedStep(answer["seed"], Measurement.from_json(answer["measurement"]))

@@ -99,8 +99,8 @@ def time_steps(
 def _page_test(tuned: TimedStep, trimmed: TimedStep) -> PageTest:
     n_tuned, n_trimmed = (one.measurement.noise["page_faults_per_step"] for one in (tuned, trimmed))
     return PageTest(
-        tuned.kind,
-        tuned.threads,
+        tuned.measurement.target,
+        tuned.measurement.threads,
         tuned.seed,
         trimmed.measured_s,
         tuned.measured_s,
@@ -124,7 +124,7 @@ def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple
         assert step.high_s is not None
         tests.append(
             SelfTest(
-                one.kind,
+                one.measurement.target,
                 threads,
                 one.seed,
                 step.total_s,

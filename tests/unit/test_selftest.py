@@ -69,7 +69,7 @@ def timed(step: Trace, seed: int, seconds: float, after: Reading = READING) -> T
     """A step of a dense network that took so many seconds."""
     noise = {"page_faults_per_step": 0.0}
     found = Measurement(
-        "made-up",
+        "dense network",
         1,
         1,
         {"total": Samples((seconds,))},
@@ -78,7 +78,7 @@ def timed(step: Trace, seed: int, seconds: float, after: Reading = READING) -> T
         noise=noise,
         states=(READING, after),
     )
-    return TimedStep(seed, "dense network", "tuned", 1, found)
+    return TimedStep(seed, found)
 
 
 def test_a_step_is_judged_by_what_the_file_alone_predicts() -> None:
