@@ -17,6 +17,7 @@ from dlperf.core.costs import CostKey
 from dlperf.core.state_probe import ParallelRegion
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import conv, gemm, memory, pointwise, stream, threads
+from dlperf.microbench.kernel_samples import KernelSamples, RawSample
 from dlperf.microbench.operator_benchmark import Unplayable, build
 from dlperf.microbench.plan import (
     MODES,
@@ -29,7 +30,7 @@ from dlperf.microbench.plan import (
     pick,
     turn,
 )
-from dlperf.microbench.timing import Timing, _Raw, _Taken, time_group
+from dlperf.microbench.timing import Timing, time_group
 from dlperf.microbench.worker import (
     FURTHER,
     environment,
@@ -492,10 +493,10 @@ def test_kernels_that_branch_by_their_values_meet_others_each_time() -> None:
     assert torch.equal(call(), call())  # type: ignore[arg-type]
 
 
-def taken(*pairs: tuple[float, bool], best_s: float = 0.0) -> _Taken:
+def taken(*pairs: tuple[float, bool], best_s: float = 0.0) -> KernelSamples:
     """Raw samples of a kernel, in seconds and whether disturbed, of a call and a pass each."""
-    raw = [_Raw(*pair, None, best_s, number) for number, pair in enumerate(pairs)]
-    return _Taken(raw, [], 1)
+    raw = [RawSample(*pair, None, best_s, number) for number, pair in enumerate(pairs)]
+    return KernelSamples(raw, [], 1)
 
 
 def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
@@ -565,9 +566,9 @@ def test_kernels_are_corrected_by_what_few_samples_exceed_many_by() -> None:
     timing = Timing(relus(13, 3), 1)
     for index in range(12):
         timing._taken[index] = taken((1.2e-3, False))
-    usual = _Raw(1.2e-3, False, None, 0.0, 1)
+    usual = RawSample(1.2e-3, False, None, 0.0, 1)
     extra = replace(usual, seconds=1e-3, is_extra=True)
-    timing._taken[12] = _Taken([usual, extra], [], 1)
+    timing._taken[12] = KernelSamples([usual, extra], [], 1)
     *others, repeated = timing.result().kernels
     assert [one.samples.minimum for one in others] == [pytest.approx(1e-3)] * 12
     assert repeated.samples == Samples((1.2e-3, 1e-3))
@@ -632,9 +633,9 @@ def test_samples_of_near_cores_count_and_those_of_far_ones_tell_the_response() -
     near, far, between = (2e-6, 2.2e-6), (3e-6, 3e-6), (2e-6, 3e-6)
     timing = Timing(relus(9, 3), 2, region=Regions(2e-6))
 
-    def sampled(*samples: tuple[float, tuple[float, float]]) -> _Taken:
-        raw = [_Raw(seconds, False, None, 0.0, 1, regions_s=at) for seconds, at in samples]
-        return _Taken(raw, n_calls=1)
+    def sampled(*samples: tuple[float, tuple[float, float]]) -> KernelSamples:
+        raw = [RawSample(seconds, False, None, 0.0, 1, regions_s=at) for seconds, at in samples]
+        return KernelSamples(raw, n_calls=1)
 
     timing._taken = {n: sampled((1e-3, near), (1.1e-3, far), (0.5e-3, between)) for n in range(7)}
     timing._taken[1] = sampled((1e-3, near), (0.9e-3, far), (0.8e-3, far))
