@@ -73,7 +73,7 @@ def test_an_engine_may_run_more_nodes_than_were_announced() -> None:
     assert not requests.live
 
 
-def test_calls_are_those_of_convolutions_with_blocks_and_of_lists() -> None:
+def test_calls_are_those_of_onednn_with_blocks_and_of_lists() -> None:
     image, weight = T(8, 16, 9, 9), T(16, 16, 3, 3)
     ops = (
         Op("aten.convolution.default", (image, weight, None, (1, 1), (1, 1), (1, 1), False)),
@@ -81,10 +81,11 @@ def test_calls_are_those_of_convolutions_with_blocks_and_of_lists() -> None:
         Op("aten.relu.default", (image,), outputs=(image,)),
         Op("aten._foreach_sqrt.default", (image,), outputs=(image,) * 5, phase="optimizer"),
         Op("aten._foreach_mul_.Scalar", (image,), phase="optimizer"),
+        Op("aten.mkldnn_rnn_layer.default", (image,)),
     )
     found = small_requests(Trace("t", 1, (), ops, ()), lambda index: index != 1)
-    assert found.converting == {0}
-    assert found.calls == {0: CALL, 3: (40, 40, 8, 40)}
+    assert found.memories == {0: 4, 5: 13}
+    assert found.calls == {0: CALL, 3: (40, 40, 8, 40), 5: CALL}
     assert (found.backward, found.optimizer) == (len(ops), 3)
 
 

@@ -32,9 +32,12 @@ from dlperf.predictors.allocator.heap import PAGE_BYTES, Jemalloc
 from dlperf.predictors.allocator.policies import POLICIES, Policy, policy_of
 from dlperf.predictors.allocator.primitives import Primitives, primitives
 from dlperf.predictors.allocator.small_requests import (
-    BLOCK,
-    CONVERSION,
+    DESCRIPTION,
+    MEMORY,
+    N_BACK,
+    N_FILLING,
     OUTPUT,
+    REORDER,
     STAGE,
     STORAGE,
     TENSOR,
@@ -240,16 +243,24 @@ class Script:
                 faults[index] += n_faults
             return made
 
-        def convert(sizes: Sequence[int], conversions: Iterable[Sequence[int]]) -> list[int]:
+        def memories(count: int) -> list[int]:
             made: list[int] = []
-            if not sizes:
-                return made
+            for _ in range(count):
+                passing = malloc(DESCRIPTION)
+                made += malloc(MEMORY)
+                free(passing)
+            return made
+
+        def convert(sizes: Sequence[int], conversions: Iterable[Sequence[int]] = ()) -> list[int]:
+            if index not in small.memories:
+                return take(sizes)
+            made: list[int] = []
             for n_bytes, chunks in zip(sizes, chain(conversions, repeat(()))):
-                passing = malloc(CONVERSION if index in small.converting else ())
+                passing = malloc(REORDER)
                 made += take((n_bytes,))
                 malloc(chunks)
-                made += malloc(BLOCK if index in small.converting else ())
-                free(passing)
+                made += memories(1)
+                free(passing + malloc(REORDER) + memories(N_FILLING))
             return made
 
         def make(storage: int) -> int:
@@ -292,10 +303,10 @@ class Script:
                 for storage in self._once.get(index, ()) if step == 0 else ():
                     make(storage)
                 graph += malloc(small.nodes.get(index, ()))
-                call = malloc(small.calls.get(index, ()))
+                call = malloc(small.calls.get(index, ())) + memories(small.memories.get(index, 0))
                 for number, (stage, results) in enumerate(self._stages[index]):
                     first = kept.get((index, number), _NONE_KEPT)
-                    within = malloc(STAGE if index in small.converting else ())
+                    within = malloc(STAGE if index in small.memories else ())
                     held = take(stage.held)
                     malloc(first.before)
                     read = convert(stage.read, first.conversions)
@@ -314,7 +325,9 @@ class Script:
                         predecessors[storage] = (
                             ((FRESH, self._sizes[storage]),) if n_faults else tuple(former.items())
                         )
-                    after = take(stage.after)
+                    if written and index in small.memories:
+                        free(malloc(REORDER) + memories(N_BACK + N_FILLING))
+                    after = convert(stage.after)
                     malloc(first.last)
                     if watch is not None:
                         watch(index, address.keys())

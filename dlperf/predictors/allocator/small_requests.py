@@ -29,16 +29,28 @@ _MEMBER, _DEPENDENCIES = 16, 24  # of each node: its place in the graph, what it
 _QUEUED = (8, 24, 48, 24)  # InputBuffer of a node that waits
 _RUNNING = (64, 512, 104, 64, 104, 64, 16)  # thread state and list of outputs of one that runs
 
-# oneDNN, for a convolution.
-_MEMORY = (-824, 8, -56, 32)  # dnnl::memory and what holds it
-CALL = (16,) * 8 + 2 * _MEMORY + (96, 176, 24)  #: Made by the call, before all blocks.
+# oneDNN, for a convolution or a recurrent layer.
+DESCRIPTION = (-16, -32, 40, 32, -768, 32)  #: Live while a memory is made.
+MEMORY = (-824, 8, -56, 32)  #: dnnl::memory and what holds it.
+CALL = (16,) * 8 + (96, 176, 24)  #: Made by the call, before its memories and all blocks.
 STAGE = (
-    2 * _MEMORY + (16,) * 4 + (32, 16) + (-768, 32) * 4 + (-2144, 32) * 3 + (-48, 32)
+    (16,) * 4 + (32, 16) + (-768, 32) * 4 + (-2144, 32) * 3 + (-48, 32)
 )  #: Made by each of its passes, before the blocks of that.
-CONVERSION = (-2144, 32, -768, 32, -32, 40, 32)  #: Live while the block of a layout is made.
-BLOCK = (56, *_MEMORY)  #: Beside such a block, as long as it lives.
+REORDER = (
+    -2144,
+    32,
+    -768,
+    32,
+)  #: Live while the block of a layout is made, and while it is filled.
+N_FILLING = 5  #: Memories that live while a block is filled.
+N_BACK = 2  #: Memories more that live while a result is converted back from its block.
 
-_CONVOLUTIONS = frozenset({"aten.convolution", "aten.convolution_backward"})
+_N_MEMORIES = {
+    "aten.convolution": 4,
+    "aten.convolution_backward": 4,
+    "aten.mkldnn_rnn_layer": 13,
+    "aten.mkldnn_rnn_layer_backward": 19,
+}  # of the call
 _POINTER_BYTES = 8  # of a tensor in the lists that a foreach operator takes and returns
 
 
@@ -47,15 +59,15 @@ class SmallRequests:
     """Bytes of each small request, by op.
 
     `nodes` are made by an op of the forward that autograd records, before its output, and live to
-    the end of the step. `calls` are made before all else of an op, and live through it. Each pass
-    of a `converting` op makes :data:`STAGE`, each of its blocks :data:`CONVERSION` and
-    :data:`BLOCK`. `backward` and `optimizer` are the first ops of these phases (the number of ops
-    where there is none), `first_of_node` those of each node of the backward.
+    the end of the step. `calls` are made before all else of an op, and live through it, as do so
+    many `memories` of an op of oneDNN; each pass of one makes :data:`STAGE`, each of its blocks a
+    memory and what converts it. `backward` and `optimizer` are the first ops of these phases (the
+    number of ops where there is none), `first_of_node` those of each node of the backward.
     """
 
     nodes: dict[int, tuple[int, ...]]
     calls: dict[int, tuple[int, ...]]
-    converting: frozenset[int]
+    memories: dict[int, int]
     first_of_node: frozenset[int]
     backward: int
     optimizer: int
@@ -110,18 +122,18 @@ def small_requests(trace: Trace, has_blocks: Callable[[int], bool]) -> SmallRequ
         n_accumulated += n_more
         nodes[index] = _node(trace.ops[index]) + (_ACCUMULATE,) * n_more
     calls: dict[int, tuple[int, ...]] = {}
-    converting = []
+    memories = {}
     for index, op in enumerate(trace.ops):
-        if op.packet in _CONVOLUTIONS and has_blocks(index):
+        if op.packet in _N_MEMORIES and has_blocks(index):
             calls[index] = CALL
-            converting.append(index)
+            memories[index] = _N_MEMORIES[op.packet]
         elif op.packet.startswith("aten._foreach_") and len(op.outputs) > 1:
             n_bytes = _POINTER_BYTES * len(op.outputs)
             calls[index] = (n_bytes, n_bytes, _POINTER_BYTES, n_bytes)
     return SmallRequests(
         nodes,
         calls,
-        frozenset(converting),
+        memories,
         first_of_node(trace),
         _first(trace, "backward"),
         _first(trace, "optimizer"),
