@@ -117,8 +117,12 @@ def calibrate(
     if not n_groups:
         log(f"{path} holds all of this already; nothing to measure")
     elif machine.groups:
-        n_kept = counted(len(machine.groups), "measured group")
-        log(f"{path} keeps {n_kept}; going on with {n_groups} more")
+        n_kept, n_again = len(machine.groups), len(planned.intersection(machine.groups))
+        again = f", and measures {n_again} of these again" if n_again else ""
+        log(
+            f"{path} keeps {counted(n_kept, 'measured group')}; going on with"
+            f" {n_groups - n_again} more{again}"
+        )
     running = host.running_processes() if running is None else running
     machine = _note_other_processes(machine, running)
     total = sum(weight for groups in work.values() for _, weight in groups)
@@ -208,7 +212,7 @@ def _fresh(mode: str) -> Machine:
 
 
 def _start(path: Path, mode: str, force: bool) -> Machine:
-    check_writable(path, force)
+    check_writable(path, force, SCHEMA)
     fresh = _fresh(mode)
     if not path.exists() or path.stat().st_size == 0:
         return fresh

@@ -30,7 +30,7 @@ from dlperf.cli.options import (
 from dlperf.cli.states import warn_of_states
 from dlperf.core.argument_types import counts
 from dlperf.core.errors import DlperfError, WorkFailed, telling_what_is_kept
-from dlperf.core.files import check_writable
+from dlperf.core.files import MACHINE, check_writable
 from dlperf.core.streams import log, warn
 from dlperf.core.text import counted, fit
 from dlperf.report.writing import make_folder
@@ -52,7 +52,7 @@ def calibrate(args: Namespace) -> Answer:
         return refresh(path, args.threads)
     if not args.output and not args.machine:
         make_folder(path.parent)
-    check_writable(path, args.force)
+    check_writable(path, args.force, MACHINE)
     former = _extended_by(args, path)
     mode = args.mode or (former.mode if former else "full")
     threads = args.threads or (former.threads if former else _default_threads(use_threads(None)))
@@ -176,9 +176,10 @@ def refresh(path: Path, threads: Sequence[int] | None) -> Answer:
     from dlperf.report.machine_refresh import compare
 
     machine = Machine.load(path)
-    check_writable(path)
+    check_writable(path, schema=MACHINE)
     for mismatch in find_mismatches(machine, host.this_cpu(), host.versions()):
-        raise DlperfError(f"{mismatch}; --refresh is for this machine's own file")
+        what = mismatch.partition(": extrapolated")[0]
+        raise DlperfError(f"{what}; --refresh is for this machine's own file")
     counts = tuple(threads or machine.threads[:1])
     for count in counts or (1,):
         if not machine.families(count):
@@ -236,7 +237,7 @@ def load_or_make_machine(args: Namespace, threads: int) -> Machine:
         " makes a better one)"
     )
     make_folder(path.parent)
-    check_writable(path)
+    check_writable(path, schema=MACHINE)
     return run_calibration(path, "quick", _default_threads(threads))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import Answer
 from dlperf.core.errors import DlperfError, Interrupted, telling_what_is_kept
-from dlperf.core.files import check_writable, device_path, one_writer
+from dlperf.core.files import MACHINE, check_writable, device_path, one_writer
 from dlperf.core.streams import log, warn
 from dlperf.core.text import fit
 from dlperf.report.writing import make_folder
@@ -32,7 +32,7 @@ def calibrate_device(args: Namespace) -> Answer:
     path = Path(args.output or args.machine or device_path(args.device))
     if not args.output and not args.machine:
         make_folder(path.parent)
-    check_writable(path, args.force)
+    check_writable(path, args.force, MACHINE)
     name = device_clock(device).name
     log(f"timing kernels of {name}")
     begin = time.monotonic()

@@ -12,6 +12,7 @@ from dlperf.cli.inputs import Answer, check_file, load_machine
 from dlperf.cli.options import DEVICE, Command, Problems, common, flag, option, output
 from dlperf.core.argument_types import amount, amounts, count, positive
 from dlperf.core.errors import refuse
+from dlperf.core.files import MACHINE
 from dlperf.core.streams import log, warn
 from dlperf.core.text import fit
 
@@ -244,6 +245,7 @@ NEW = Command(
     ),
     work=new,
     check=check_new,
+    schema=MACHINE,
 )
 IMPORT = Command(
     "import",
@@ -256,4 +258,5 @@ IMPORT = Command(
     ),
     work=import_kernels,
     check=check_import,
+    schema=MACHINE,
 )

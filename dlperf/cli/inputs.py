@@ -128,7 +128,7 @@ def check_file(args: Namespace) -> Problems:
     if args.output == "-":
         args.output, args.json = None, "-"
     if args.output is not None:
-        check_writable(args.output, args.force)
+        check_writable(args.output, args.force, args.command_data.schema)
     nowhere = args.output is None and args.json is None
     return ((nowhere, "names no file to write; give -o FILE (or --json -)"),)
 

@@ -12,7 +12,7 @@ from dlperf.cli.inputs import Answer, load_machine, naming_unfit_kernels
 from dlperf.cli.options import Command, common, machine_files
 from dlperf.cli.states import STATE_COMMAND, take_reading
 from dlperf.core.errors import DlperfError
-from dlperf.core.files import check_writable, schema_of
+from dlperf.core.files import MACHINE, check_writable, schema_of
 from dlperf.core.streams import warn
 from dlperf.core.text import fit
 
@@ -105,7 +105,7 @@ def _repeat_self_test(machine: Machine) -> Machine:
 def _keep(machine: Machine) -> None:
     """Write the file of a machine; one that cannot be written is warned of."""
     try:
-        check_writable(machine.path)
+        check_writable(machine.path, schema=MACHINE)
         machine.save(machine.path)
     except DlperfError:
         warn(

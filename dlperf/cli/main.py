@@ -37,7 +37,7 @@ from dlperf.cli import (
 from dlperf.cli.options import UNUSABLE, Command, Parser, add_commands
 from dlperf.core import streams
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed, check_room, is_shortage, refuse
-from dlperf.core.files import check_answer, write_json
+from dlperf.core.files import check_writable, write_json
 from dlperf.core.text import visible
 from dlperf.core.version import VERSION
 
@@ -104,9 +104,9 @@ def _check(args: argparse.Namespace) -> None:
             if os.path.realpath(path) == os.path.realpath(taken):
                 raise DlperfError(f"{path}: --{name} and {other} name the same file; name two")
         written[f"--{name}"] = path
-    for path in (args.json, timeline) if args.command != "run" else ():
-        if path is not None:
-            check_answer(path, args.force)
+    for path, schema in ((args.json, command.schema), (timeline, "")):
+        if path is not None and args.command != "run":
+            check_writable(path, args.force, schema)
 
 
 class _Interrupts:

@@ -27,6 +27,7 @@ from dlperf.cli.options import (
 )
 from dlperf.core import child_process
 from dlperf.core.argument_types import seconds
+from dlperf.core.files import MEASUREMENT
 from dlperf.core.streams import warn, write_err
 
 if TYPE_CHECKING:
@@ -124,4 +125,5 @@ COMMAND = Command(
     ),
     work=measure,
     check=check_file,
+    schema=MEASUREMENT,
 )

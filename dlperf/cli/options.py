@@ -61,9 +61,9 @@ class Option(NamedTuple):
 class Command(NamedTuple):
     """A command: its options, and the function that does its `work`.
 
-    `check` returns what its options may not be; the first problem that holds ends it. With ``-o`` a
-    folder is written; without it the `folder_answer` goes to stdout. A command with `actions` has
-    no work of its own.
+    `check` returns what its options may not be; the first problem that holds ends it. `schema` is
+    that of a file that it writes and others read. With ``-o`` a folder is written; without it the
+    `folder_answer` goes to stdout. A command with `actions` has no work of its own.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Command(NamedTuple):
     options: tuple[Option, ...] = ()
     work: Callable[[Namespace], Answer] | None = None
     check: Callable[[Namespace], Problems] = lambda args: ()
+    schema: str = ""
     folder_answer: str = ""
     defaults: Mapping[str, Any] = {}
     usage: str | None = None

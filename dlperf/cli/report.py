@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dlperf.cli.calibration import load_or_make_machine
@@ -36,7 +37,6 @@ from dlperf.cli.options import (
     option,
     output,
 )
-from dlperf.cli.states import warn_of_states
 from dlperf.core.argument_types import names, seconds
 from dlperf.core.errors import DlperfError, refuse
 from dlperf.core.files import schema_of
@@ -69,13 +69,15 @@ def report(args: Namespace) -> Answer:
     use_threads(args.threads)
     command = shlex.join(["dlperf", *sys.argv[1:]])
     reports: list[Report] = []
-    status = 0
+    status, warn_once = 0, cache(warn)
     try:
         for spec in args.targets:
             file = args.measured or (spec if schema_of(spec) == "dlperf.measurement" else None)
             for target, size in split_batch(spec) if file is None else ((spec, None),):
                 blind, measurement = (
-                    _read(args, spec, file) if file else _measure(args, target, size)
+                    _read(args, spec, file, warn_once)
+                    if file
+                    else _measure(args, target, size, warn_once)
                 )
                 predictions = _at_its_state(blind, measurement)
                 if predictions is None:
@@ -87,9 +89,6 @@ def report(args: Namespace) -> Answer:
             raise
         log(f"interrupted; what was finished ({len(reports)} of the targets) is reported")
         status = 130
-    asked = (one.predictions[0].machine for one in reports if one.measurement.states)
-    for machine in {one.path: one for one in asked if not one.states}.values():
-        warn_of_states(machine)
     write_timeline(args, ((one.predictions, one.measurement) for one in reports))
     write_folder(args, lambda to, force: write(reports, to, args.format or FORMATS, force))
     shown = (args.format or ("text",)) if args.output is None else ("text",)
@@ -98,16 +97,16 @@ def report(args: Namespace) -> Answer:
 
 
 def _measure(
-    args: Namespace, spec: str, batch_size: int | None
+    args: Namespace, spec: str, batch_size: int | None, warn: Callable[[str], None]
 ) -> tuple[list[Prediction], Measurement]:
     """The predictions of a target, and its measurement of this moment."""
     refuse_trace(spec, "measure")
     if args.device is not None:
-        return _measure_on(args.device, args, spec, batch_size)
+        return _measure_on(args.device, args, spec, batch_size, warn)
     recorded = read_or_record(args, spec, batch_size)  # first: an unusable target shows at once
     machine = load_or_make_machine(args, use_threads(None))
     threads = threads_for(args, machine)
-    predictions = _predict_all(args, recorded, machine, threads)
+    predictions = _predict_all(args, recorded, machine, threads, warn)
     log(
         f"measuring {spec} at batch size {recorded.batch_size}, {counted(threads, 'thread')}, in a"
         " process of its own"
@@ -116,7 +115,11 @@ def _measure(
 
 
 def _measure_on(
-    device: str, args: Namespace, spec: str, batch_size: int | None
+    device: str,
+    args: Namespace,
+    spec: str,
+    batch_size: int | None,
+    warn: Callable[[str], None],
 ) -> tuple[list[Prediction], Measurement]:
     """The same on an accelerator of this machine."""
     from dlperf.recorder.accelerator import device_clock, find_accelerator
@@ -127,19 +130,21 @@ def _measure_on(
         warn(f"{machine.path} is of {machine.cpu.model}, --device {device} is {name}")
     recorded = read_or_record(args, spec, batch_size, machine)
     threads = threads_for(args, machine)
-    predictions = _predict_all(args, recorded, machine, threads)
+    predictions = _predict_all(args, recorded, machine, threads, warn)
     log(f"measuring {spec} at batch size {recorded.batch_size} on {name}, in a process of its own")
     return predictions, measure_apart(args, spec, recorded.batch_size, threads)
 
 
-def _read(args: Namespace, spec: str, file: str) -> tuple[list[Prediction], Measurement]:
+def _read(
+    args: Namespace, spec: str, file: str, warn: Callable[[str], None]
+) -> tuple[list[Prediction], Measurement]:
     """The predictions of a target, or of a trace file, and the measurement of a file. Where `spec`
     is that file, its own trace is predicted; the target that it names is not run.
     """
     from dlperf.core.measurement import Measurement
 
     if schema_of(file) is None:
-        return _read_profile(args, spec, file)
+        return _read_profile(args, spec, file, warn)
     measurement = Measurement.load(file)
     for name in ("batch_size", "threads") if args.measured is None else ():
         asked, known = getattr(args, name), getattr(measurement, name)
@@ -160,10 +165,12 @@ def _read(args: Namespace, spec: str, file: str) -> tuple[list[Prediction], Meas
         machine = load_accelerator(args, "cuda")
     else:
         machine = load_or_make_machine(args, measurement.threads)
-    return _predict_all(args, recorded, machine, measurement.threads), measurement
+    return _predict_all(args, recorded, machine, measurement.threads, warn), measurement
 
 
-def _read_profile(args: Namespace, spec: str, file: str) -> tuple[list[Prediction], Measurement]:
+def _read_profile(
+    args: Namespace, spec: str, file: str, warn: Callable[[str], None]
+) -> tuple[list[Prediction], Measurement]:
     """The predictions of a target, and its measurement of a Chrome trace of torch.profiler."""
     from dlperf.profiler.chrome_trace import ChromeTrace
 
@@ -172,7 +179,7 @@ def _read_profile(args: Namespace, spec: str, file: str) -> tuple[list[Predictio
     machine = load_or_make_machine(args, use_threads(None))
     threads = threads_for(args, machine)
     measurement = profile.measurement(recorded, threads)
-    return _predict_all(args, recorded, machine, threads), measurement
+    return _predict_all(args, recorded, machine, threads, warn), measurement
 
 
 def _trace_of(args: Namespace, spec: str, inference: bool, batch_size: int | None = None) -> Trace:
@@ -218,13 +225,17 @@ def _at_its_state(blind: Sequence[Prediction], measurement: Measurement) -> list
 
 
 def _predict_all(
-    args: Namespace, recorded: Trace, machine: Machine, threads: int
+    args: Namespace,
+    recorded: Trace,
+    machine: Machine,
+    threads: int,
+    warn: Callable[[str], None],
 ) -> list[Prediction]:
     """The given predictors; by default calibrated, roofline, and gemm-table where it supports a
     layer.
     """
     first, *others = args.predictor or ("calibrated", "roofline", "gemm-table")
-    predictions = [predict_and_warn(recorded, machine, threads, first)]
+    predictions = [predict_and_warn(recorded, machine, threads, first, warn=warn)]
     for name in others:
         try:
             prediction = predict_here(recorded, machine, threads, name)

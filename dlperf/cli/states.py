@@ -27,8 +27,8 @@ STATE = option(
     metavar="FILE|now|reference",
     help=(
         "state of the machine: a file of dlperf machine state, a probe now, or the machine file's"
-        " reference; of several the median (default: that of the machine file's readings). The"
-        " interval contains the spread of several"
+        " reference (default: the median of the machine file's readings). Given several times, the"
+        " median counts, and the interval contains their spread"
     ),
 )
 
@@ -39,10 +39,7 @@ def states_of(names: Sequence[str], machine: Machine, threads: int) -> list[Stat
     Raises DlperfError for a file of another machine or another kind, and for ``now`` with a machine
     file of another machine.
     """
-    states = [_state(name, machine, threads) for name in names]
-    if not machine.states and any(name != REFERENCE for name in names):
-        warn_of_states(machine)
-    return states
+    return [_state(name, machine, threads) for name in names]
 
 
 def warn_of_states(machine: Machine) -> None:
@@ -144,12 +141,12 @@ def probe(args: Namespace) -> Answer:
 
 def check(args: Namespace) -> Problems:
     """Whether the file can be written. Raises DlperfError for one that it may not write."""
-    from dlperf.core.files import check_answer
+    from dlperf.core.files import check_writable
 
     if args.output == "-":
         args.output, args.json = None, "-"
     if args.output is not None:
-        check_answer(args.output, args.force)
+        check_writable(args.output, args.force)
     return ()
 
 

@@ -12,6 +12,7 @@ from dlperf.cli.options import (
     common,
     output,
 )
+from dlperf.core.files import TRACE
 from dlperf.core.text import counted, fit
 
 
@@ -43,4 +44,5 @@ COMMAND = Command(
     ),
     work=trace,
     check=check_file,
+    schema=TRACE,
 )

@@ -25,7 +25,8 @@ except ImportError:  # Windows: two calibrations at once are not distinguished
     fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
-_MACHINE = "dlperf.machine"
+MACHINE, MEASUREMENT, TRACE = "dlperf.machine", "dlperf.measurement", "dlperf.trace"
+"""Schemas of files that others read, and that take minutes to make or cannot be made again."""
 _TEMPORARY = ".dlperf-"
 """Begins a temporary file's name: short, so that it fits wherever the final name does."""
 
@@ -122,10 +123,10 @@ def schema_of(path: str | Path) -> str | None:
 
 
 KINDS = {
-    "dlperf.machine": "a machine file",
-    "dlperf.trace": "a trace file",
+    MACHINE: "a machine file",
+    TRACE: "a trace file",
     "dlperf.prediction": "a prediction",
-    "dlperf.measurement": "a measurement",
+    MEASUREMENT: "a measurement",
     "dlperf.comparison": "a comparison of steps",
     "dlperf.report": "a report",
     "dlperf.run": "a report on a run",
@@ -188,12 +189,13 @@ def check_name(path: Path) -> None:
         raise DlperfError(f"{shown}: cannot be made ({why}); choose another name") from error
 
 
-def check_writable(path: str | Path, force: bool = False) -> None:
+def check_writable(path: str | Path, force: bool = False, schema: str = "") -> None:
     """Refuse early what could not be written at the end, or would destroy what dlperf did not
-    write.
+    write, or what lasts: a machine, a measurement or a trace, unless `schema`, which is to be
+    written, is the same.
 
     Raises DlperfError if `path` is a folder, lies in none that can be written, or (without `force`)
-    is a file that is not dlperf's.
+    is such a file.
     """
     if str(path) == "-":
         return
@@ -215,25 +217,19 @@ def check_writable(path: str | Path, force: bool = False) -> None:
             raise DlperfError(
                 f"{path}: cannot be written ({error.strerror or error}); choose another place"
             ) from error
-    if (
-        path.exists()
-        and path.stat().st_size
-        and not force
-        and path.is_file()
-        and schema_of(path) is None
-    ):
-        raise DlperfError(
-            f"{path}: exists and was not written by dlperf; choose another name, or give --force"
-        )
-
-
-def check_answer(path: str | Path, force: bool = False) -> None:
-    """:func:`check_writable` for what is no machine file: that takes minutes to make, and nothing
-    else replaces it without `force`.
-    """
-    check_writable(path, force)
-    if not force and str(path) != "-" and Path(path).is_file() and schema_of(path) == _MACHINE:
-        raise DlperfError(f"{path}: is a machine file; choose another name, or give --force")
+    if force or not path.is_file() or not path.stat().st_size:
+        return
+    found = schema_of(path)
+    refuse(
+        (
+            found is None,
+            f"{path}: exists and is no whole file of dlperf; choose another name, or give --force",
+        ),
+        (
+            found in (MACHINE, MEASUREMENT, TRACE) and found != schema,
+            f"{path}: is {kind_of(found or '')}; choose another name, or give --force",
+        ),
+    )
 
 
 def write_text(path: str | Path, text: str) -> None:

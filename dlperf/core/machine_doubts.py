@@ -15,7 +15,8 @@ from dlperf.core.readings import first_referred
 from dlperf.core.state import Reading
 from dlperf.core.text import counted
 from dlperf.core.trace import Trace
-from dlperf.core.units import format_seconds
+from dlperf.core.units import format_percent, format_seconds
+from dlperf.core.variation import HOUR_SPREAD
 from dlperf.core.verification import has_failed, why_failed
 
 BUSY_SHARE = 0.5
@@ -122,12 +123,17 @@ def find_state_problem(machine: Machine) -> str:
     if machine.data_sheet is not None or not machine.kernels:
         return ""
     if machine.reference is None:
+        goes_on = first_referred(machine) is not None
+        way_out = "makes it at its end" if goes_on else "measures anew"
         return (
-            "contains no reference state, so states have no effect; dlperf calibrate measures anew"
+            "contains no reference state, so states have no effect, and hours differ from a"
+            f" prediction by {format_percent(HOUR_SPREAD)} more (standard deviation); dlperf"
+            f" calibrate {way_out}"
         )
     if not machine.readings:
         return (
-            "contains no readings of its state, so the reference counts as its usual one; dlperf"
+            "contains no readings of its state, so the reference counts as its usual one, and"
+            " predictions are too short by what the machine is slower than at its best; dlperf"
             " calibrate --refresh adds some"
         )
     if has_fitting_reference(machine):
@@ -241,8 +247,8 @@ def is_cross_machine(machine: Machine) -> bool:
 
 def doubts_of(machine: Machine, trace: Trace, threads: int) -> list[str]:
     """Doubts about a prediction by a machine file: mismatches with this machine or this trace, an
-    unfinished or a busy calibration, a failed self-test, readings that contradict the reference.
-    None about a machine without a file.
+    unfinished or a busy calibration, a failed self-test, what it lacks for states. None about a
+    machine without a file.
     """
     if not machine.path or machine.data_sheet is not None:
         return []
@@ -255,8 +261,6 @@ def doubts_of(machine: Machine, trace: Trace, threads: int) -> list[str]:
         else "",
         find_self_test_problem(machine, threads),
         f"{machine.path}: {busy_line(machine, nearest)}" if was_busy(machine, nearest) else "",
-        f"{machine.path}: {find_state_problem(machine)}"
-        if machine.states and not has_fitting_reference(machine)
-        else "",
+        f"{machine.path}: {problem}" if (problem := find_state_problem(machine)) else "",
     ]
     return [doubt for doubt in doubts if doubt]

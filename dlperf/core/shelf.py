@@ -192,7 +192,8 @@ def device(name: str) -> Machine:
         near = nearest(name)
         raise DlperfError(
             f"device {name!r:.60} is unknown; known are {', '.join(_SHELF)}"
-            f"{f' (did you mean {near}?)' if near else ''}; dlperf machine new makes others"
+            f"{f' (did you mean {near}?)' if near else ''}; dlperf machine new makes others,"
+            " dlperf calibrate --device cuda measures this machine's"
         )
     return data_sheet_machine(*found)
 

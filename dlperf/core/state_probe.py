@@ -59,6 +59,10 @@ _DROPPED = 3
 """Rounds of a reading that do not count: right after a network's step (AMD EPYC, Zen 5) copies in
 DRAM took 1.06, 1.05 and 1.02 times as long in the second to fourth round as in the hundredth.
 """
+_LEAST_ROUNDS, _LONGEST_ROUND_S = 9, 0.05
+"""Rounds of a reading at least, and seconds of one up to which all are taken. Of two threads beside
+other busy processes (Intel Xeon, virtual, load 6) 200 rounds took up to 57 s.
+"""
 _COPIES_BEFORE, _CODE_BEFORE = 8, 4
 """Calls before those that count, of the shared cache's and of the interpreter's probe: other work
 drives out their data and branches. After one (AMD EPYC, Zen 5) copies took 1.4 times as long in the
@@ -199,10 +203,15 @@ class StateProbe:
 
     @one_blas_thread
     def rounds(self, count: int) -> list[Reading]:
-        """So many rounds, after some that are dropped."""
-        taken = [self._round() for _ in range(_DROPPED + count)][_DROPPED:]
+        """So many rounds, after some that are dropped; fewer where they take far too long."""
+        begin, taken = self._now(), list[Reading]()
+        while len(taken) < _DROPPED + count and (
+            len(taken) < _DROPPED + _LEAST_ROUNDS
+            or self._now() - begin < _LONGEST_ROUND_S * (_DROPPED + count)
+        ):
+            taken.append(self._round())
         created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        return [replace(one, created=created) for one in taken]
+        return [replace(one, created=created) for one in taken[_DROPPED:]]
 
     def _round(self) -> Reading:
         shared_s, dram_s = (

@@ -26,7 +26,7 @@ from dlperf.core.measurement import Measurement
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.state import usual_state
 from dlperf.core.trace import Trace
-from dlperf.core.variation import Z90
+from dlperf.core.variation import HOUR_SPREAD, Z90
 from dlperf.ops.fused import FUSED
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.base import register
@@ -39,13 +39,6 @@ from dlperf.predictors.transfer import as_measured, carried_cost_model
 
 PROCESS_SPREAD = 0.05
 """Relative standard deviation of a step's median between processes."""
-HOUR_SPREAD = 0.064
-"""Relative standard deviation of the machine's speed between two hours, for a file without readings
-of its state.
-
-Medians over the same 5,000 to 12,000 kernels in six calibrations of one day, on a virtual machine
-with co-tenants, varied by 4.5 %; times sqrt(2).
-"""
 _FUSED_SPREAD = 0.4
 """Relative standard deviation of the time of a step's generated kernels: seven networks on AMD Zen
 3, where predicted over measured was 0.2 to 1.4.

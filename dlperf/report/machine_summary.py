@@ -19,7 +19,12 @@ from dlperf.core.costs import (
     CostKey,
 )
 from dlperf.core.machine import Machine
-from dlperf.core.machine_doubts import busy_line, find_self_test_problem, find_state_problem
+from dlperf.core.machine_doubts import (
+    busy_line,
+    find_self_test_problem,
+    find_state_problem,
+    remedy,
+)
 from dlperf.core.text import counted
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.forecast.worker_processes import hardware_threads
@@ -315,7 +320,7 @@ def conclude(summary: Summary, seconds: float) -> str:
     if any(problems):
         return "\n".join([*lines, *(f"warning: {problem}" for problem in problems if problem)])
     if not machine.complete:
-        lines.append("next: the same command again measures what there was no time for")
+        lines.append(f"next: {remedy(machine, *machine.threads)}")
     lines.append(
         "next: dlperf predict FILE.py:CALLABLE, dlperf report FILE.py:CALLABLE -o DIR, dlperf"
         " run script.py; dlperf machine show has the details"

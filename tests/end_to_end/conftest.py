@@ -15,6 +15,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.costs import KINDS, STEP_COSTS, Cost, CostKey
 from dlperf.core.host import this_cpu, versions
 from dlperf.core.machine import Bandwidth, Kernel, Machine
+from dlperf.core.state import Reading
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.core.verification import SelfTest
 from dlperf.forecast.loading import _NEEDED, _NEEDED_BY_WORKERS
@@ -147,6 +148,15 @@ def machine_file(tmp_path: Path) -> Path:
     path = tmp_path / "machine.json"
     sample_machine().save(path)
     return path
+
+
+@pytest.fixture
+def referenced(machine_file: Path) -> Path:
+    """The made-up machine with a reference, and readings whose median has the core at 1.1."""
+    reference = Reading(1e-4, 1e-4, 1e-5, 1e-4, 1e-2, 1e-4)
+    readings = tuple(replace(reference, core_s=core * 1e-4) for core in (1.0, 1.1, 1.2))
+    replace(Machine.load(machine_file), reference=reference, readings=readings).save(machine_file)
+    return machine_file
 
 
 @pytest.fixture

@@ -31,27 +31,27 @@ def net(targets_file: Path) -> str:
     return f"{targets_file}:net"
 
 
-def test_predict_prints_a_table(dlperf: Callable, net: str, machine_file: Path) -> None:
-    done = dlperf("predict", net, "--machine", machine_file, *ROOFLINE)
+def test_predict_prints_a_table(dlperf: Callable, net: str, referenced: Path) -> None:
+    done = dlperf("predict", net, "--machine", referenced, *ROOFLINE)
     assert done.status == 0
     assert "Linear" in done.out
     assert done.err == ""
 
 
 def test_timelines_of_a_prediction_and_a_report(
-    dlperf: Callable, net: str, machine_file: Path
+    dlperf: Callable, net: str, referenced: Path
 ) -> None:
     """The same command writes the same file again; a file of others is left alone."""
     path = Path("timeline.json")
     for _ in range(2):
-        done = dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--timeline", path)
+        done = dlperf("predict", net, "--machine", referenced, *ROOFLINE, "--timeline", path)
         assert (done.status, done.err) == (0, "")
         events = json.loads(path.read_text())["traceEvents"]
         slices = {event["name"] for event in events if event["ph"] == "X"}
         assert {"step", "forward", "Sequential", "0", "(loss)", "aten.addmm.default"} <= slices
         once = path.read_text()
     assert path.read_text() == once
-    on = ("--machine", machine_file, "--threads", "1")
+    on = ("--machine", referenced, "--threads", "1")
     assert dlperf("measure", net, "--threads", "1", "--seconds", "0.2", "-o", "m.json").status == 0
     done = dlperf("report", "m.json", *on, "--predictor", "roofline", "--timeline", path)
     assert done.status == 0, done.err
@@ -62,7 +62,7 @@ def test_timelines_of_a_prediction_and_a_report(
     path.write_text("mine")
     refused = dlperf("predict", net, *on, "--timeline", path)
     assert refused.status == 2
-    assert "timeline.json: exists and was not written by dlperf" in refused.err
+    assert "timeline.json: exists and is no whole file of dlperf" in refused.err
     assert path.read_text() == "mine"
 
 
@@ -299,16 +299,16 @@ def warnings_of(done: object) -> list[str]:
     return lines
 
 
-def test_another_cpu_is_a_warning(dlperf: Callable, net: str, machine_file: Path) -> None:
-    change(machine_file, cpu=replace(Machine.load(machine_file).cpu, model="Other 1"))
-    (line,) = warnings_of(dlperf("predict", net, "--machine", machine_file, *ROOFLINE))
+def test_another_cpu_is_a_warning(dlperf: Callable, net: str, referenced: Path) -> None:
+    change(referenced, cpu=replace(Machine.load(referenced).cpu, model="Other 1"))
+    (line,) = warnings_of(dlperf("predict", net, "--machine", referenced, *ROOFLINE))
     assert "another CPU (Other 1" in line
     assert "extrapolated" in line
 
 
-def test_another_torch_is_a_warning(dlperf: Callable, net: str, machine_file: Path) -> None:
-    change(machine_file, versions={"torch": "1.0.0"})
-    (line,) = warnings_of(dlperf("predict", net, "--machine", machine_file, *ROOFLINE))
+def test_another_torch_is_a_warning(dlperf: Callable, net: str, referenced: Path) -> None:
+    change(referenced, versions={"torch": "1.0.0"})
+    (line,) = warnings_of(dlperf("predict", net, "--machine", referenced, *ROOFLINE))
     assert "torch 1.0.0" in line
 
 
@@ -333,10 +333,10 @@ def test_another_dtype_is_a_warning(
 
 
 def test_an_unfinished_calibration_is_a_warning(
-    dlperf: Callable, net: str, machine_file: Path
+    dlperf: Callable, net: str, referenced: Path
 ) -> None:
-    change(machine_file, complete=False)
-    (line,) = warnings_of(dlperf("predict", net, "--machine", machine_file, *ROOFLINE))
+    change(referenced, complete=False)
+    (line,) = warnings_of(dlperf("predict", net, "--machine", referenced, *ROOFLINE))
     assert "did not finish" in line
 
 

@@ -42,11 +42,12 @@ from dlperf.core.trace import (
     Symbol,
     TensorSpec,
 )
+from dlperf.core.variation import HOUR_SPREAD
 from dlperf.microbench.conv import backward_of, convolution
 from dlperf.predictors import step_items
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.cache_model import ReuseDistance
-from dlperf.predictors.calibrated import HOUR_SPREAD, PROCESS_SPREAD, pause_slowdowns
+from dlperf.predictors.calibrated import PROCESS_SPREAD, pause_slowdowns
 from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.predictors.kernel_fits import fit_kernel_models
 from dlperf.predictors.kernel_model import Hyperparameters, KernelModel, fit_hyperparameters

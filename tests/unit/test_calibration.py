@@ -656,7 +656,7 @@ def damaged(path: Path) -> None:
         (damaged, r"kernels\[0\]\.threads is -1.* Or give --force to measure anew"),
         (
             lambda path: path.write_text("my notes"),
-            "was not written by dlperf; choose another name, or give --force",
+            "is no whole file of dlperf; choose another name, or give --force",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import Any
 import pytest
 
 from dlperf.core.errors import DlperfError, WorkFailed
-from dlperf.core.files import check_writable, read_json, schema_of, write_json, write_text
+from dlperf.core.files import (
+    MACHINE,
+    MEASUREMENT,
+    TRACE,
+    check_writable,
+    read_json,
+    schema_of,
+    write_json,
+    write_text,
+)
 
 OURS = '{"schema": "dlperf.machine", "schema_version": 1}'
 
@@ -118,13 +128,13 @@ def test_what_others_wrote_is_refused(tmp_path: Path) -> None:
         path = tmp_path / f"{number}"
         path.write_text(text)
         with pytest.raises(
-            DlperfError, match="was not written by dlperf; choose another name, or give --force"
+            DlperfError, match="is no whole file of dlperf; choose another name, or give --force"
         ):
             check_writable(path)
         check_writable(path, force=True)
         assert path.read_text() == text
     (tmp_path / "bytes").write_bytes(b"\xff\x00")
-    with pytest.raises(DlperfError, match="not written by dlperf"):
+    with pytest.raises(DlperfError, match="no whole file of dlperf"):
         check_writable(tmp_path / "bytes")
 
 
@@ -132,7 +142,20 @@ def test_ours_new_and_empty_ones_are_welcome(tmp_path: Path) -> None:
     (tmp_path / "ours").write_text(OURS)
     (tmp_path / "empty").touch()
     for name in ("ours", "empty", "new"):
-        check_writable(tmp_path / name)
+        check_writable(tmp_path / name, schema=MACHINE)
+
+
+@pytest.mark.parametrize("schema", [MACHINE, MEASUREMENT, TRACE])
+def test_what_lasts_is_replaced_by_its_like_alone(tmp_path: Path, schema: str) -> None:
+    path = tmp_path / "ours.json"
+    path.write_text(json.dumps({"schema": schema, "schema_version": 1}))
+    check_writable(path, schema=schema)
+    check_writable(path, force=True)
+    for other in {MACHINE, MEASUREMENT, TRACE, ""} - {schema}:
+        with pytest.raises(DlperfError, match=r"is a .*; choose another name, or give --force"):
+            check_writable(path, schema=other)
+    path.write_text('{"schema": "dlperf.prediction", "schema_version": 1}')
+    check_writable(path, schema=schema)
     assert not (tmp_path / "new").exists()
 
 

@@ -124,6 +124,24 @@ def test_a_reading_is_a_quantile_of_rounds_after_some_that_are_dropped(
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("round_s", "n_rounds"), [(0.01, 203), (0.05, 203), (0.5, 21), (5.0, 12)])
+def test_a_reading_ends_where_rounds_take_far_too_long(
+    monkeypatch: pytest.MonkeyPatch, round_s: float, n_rounds: int
+) -> None:
+    """203 rounds of 0.05 s are 10.15 s; nine after the three that are dropped are always taken."""
+    now_s = [0.0]
+    probe = StateProbe(CPU, lambda: now_s[0])
+
+    def take() -> Reading:
+        now_s[0] += round_s
+        return Reading(*(1.0,) * 6)
+
+    monkeypatch.setattr(probe, "_round", take)
+    probe.read(200)
+    assert now_s[0] == pytest.approx(n_rounds * round_s)
+
+
+@pytest.mark.usefixtures("small")
 def test_a_round_takes_each_probe_once_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[str, int, int]] = []
     probe = StateProbe(CPU)

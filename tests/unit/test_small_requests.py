@@ -85,7 +85,7 @@ def test_calls_are_those_of_onednn_with_blocks_and_of_lists() -> None:
     )
     found = small_requests(Trace("t", 1, (), ops, ()), lambda index: index != 1)
     assert found.memories == {0: 4, 5: 13}
-    assert found.calls == {0: CALL, 3: (40, 40, 8, 40), 5: CALL}
+    assert found.calls == {0: CALL, 3: (40, 40, 8, 40), 5: (96, 176, 24)}
     assert (found.backward, found.optimizer) == (len(ops), 3)
 
 

@@ -26,6 +26,7 @@ Slowdown = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Response = Annotated[float, Meta(ge=-1, le=1e3)]
 SharedCore = Annotated[float, Meta(ge=1, le=1e3)]
 Octaves = Annotated[float, Meta(ge=1e-9, le=1e6)]
+Weight = Annotated[float, Meta(ge=0, le=1e6)]
 Error = Annotated[float, Meta(ge=0, le=1e12)]
 
 
@@ -85,7 +86,7 @@ class KernelModelFit:
     signal: Octaves  #: Standard deviation of ln t.
     noise: Octaves  #: Standard deviation of ln t of a sample.
     leave_one_out_fracs: tuple[Error, ...]  #: Errors at left-out points.
-    weights: tuple[Annotated[float, Meta(ge=0)], ...] = ()  #: Seconds of each regression term.
+    weights: tuple[Weight, ...] = ()  #: Seconds of each regression term.
     noises: tuple[Octaves, ...] = ()  #: Standard deviation of ln t of each point.
     points: Whole = 0  #: CRC-32 of the points that weights and noises fit.
 

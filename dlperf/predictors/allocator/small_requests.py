@@ -32,7 +32,8 @@ _RUNNING = (64, 512, 104, 64, 104, 64, 16)  # thread state and list of outputs o
 # oneDNN, for a convolution or a recurrent layer.
 DESCRIPTION = (-16, -32, 40, 32, -768, 32)  #: Live while a memory is made.
 MEMORY = (-824, 8, -56, 32)  #: dnnl::memory and what holds it.
-CALL = (16,) * 8 + (96, 176, 24)  #: Made by the call, before its memories and all blocks.
+_TENSOR_OF_CALL = (96, 176, 24)
+CALL = (16,) * 8 + _TENSOR_OF_CALL  #: Made by a convolution's call, before memories and blocks.
 STAGE = (
     (16,) * 4 + (32, 16) + (-768, 32) * 4 + (-2144, 32) * 3 + (-48, 32)
 )  #: Made by each of its passes, before the blocks of that.
@@ -45,12 +46,12 @@ REORDER = (
 N_FILLING = 5  #: Memories that live while a block is filled.
 N_BACK = 2  #: Memories more that live while a result is converted back from its block.
 
-_N_MEMORIES = {
-    "aten.convolution": 4,
-    "aten.convolution_backward": 4,
-    "aten.mkldnn_rnn_layer": 13,
-    "aten.mkldnn_rnn_layer_backward": 19,
-}  # of the call
+_ONEDNN = {
+    "aten.convolution": (CALL, 4),
+    "aten.convolution_backward": (CALL, 4),
+    "aten.mkldnn_rnn_layer": (_TENSOR_OF_CALL, 13),
+    "aten.mkldnn_rnn_layer_backward": (_TENSOR_OF_CALL, 19),
+}  # what the call makes, and its number of memories
 _POINTER_BYTES = 8  # of a tensor in the lists that a foreach operator takes and returns
 
 
@@ -124,9 +125,8 @@ def small_requests(trace: Trace, has_blocks: Callable[[int], bool]) -> SmallRequ
     calls: dict[int, tuple[int, ...]] = {}
     memories = {}
     for index, op in enumerate(trace.ops):
-        if op.packet in _N_MEMORIES and has_blocks(index):
-            calls[index] = CALL
-            memories[index] = _N_MEMORIES[op.packet]
+        if op.packet in _ONEDNN and has_blocks(index):
+            calls[index], memories[index] = _ONEDNN[op.packet]
         elif op.packet.startswith("aten._foreach_") and len(op.outputs) > 1:
             n_bytes = _POINTER_BYTES * len(op.outputs)
             calls[index] = (n_bytes, n_bytes, _POINTER_BYTES, n_bytes)
