@@ -349,6 +349,7 @@ def compare(seeds: range, n_processes: int, policies: list[str]) -> None:
                 runs.append(json.loads(child.stdout))
             replay = analyse(trace, policy, block_of(host.this_cpu().flags)).allocator
             huge = sum(replay.huge_faults)
+            fewest, _, most = replay.faults_of_a_step
             counts, of_forward, added = zip(*runs)
             forward = sum(
                 small + large
@@ -361,8 +362,8 @@ def compare(seeds: range, n_processes: int, policies: list[str]) -> None:
                 added,
                 sum(replay.faults) + huge,
                 forward,
-                replay.fewest_faults + huge,
-                replay.most_faults + huge,
+                fewest + huge,
+                most + huge,
                 peak_memory_bytes(trace, torch_itself, replay),
             )
             cases.append(case)
