@@ -463,7 +463,7 @@ def test_debug_shows_the_traceback(
 def test_epochs_that_cannot_be_forecast(
     dlperf: Callable,
     targets_file: Path,
-    machine_file: Path,
+    referenced: Path,
     tmp_path: Path,
     options: tuple[str, ...],
     status: int,
@@ -481,7 +481,7 @@ def test_epochs_that_cannot_be_forecast(
         "predict",
         f"{targets_file}:net",
         "--machine",
-        machine_file,
+        referenced,
         "--predictor",
         "roofline",
         "--threads",
