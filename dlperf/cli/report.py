@@ -39,7 +39,7 @@ from dlperf.cli.options import (
 )
 from dlperf.core.argument_types import names, seconds
 from dlperf.core.errors import DlperfError, refuse
-from dlperf.core.files import schema_of
+from dlperf.core.files import MEASUREMENT, schema_of
 from dlperf.core.streams import log, warn
 from dlperf.core.text import counted
 
@@ -72,7 +72,7 @@ def report(args: Namespace) -> Answer:
     status, warn_once = 0, cache(warn)
     try:
         for spec in args.targets:
-            file = args.measured or (spec if schema_of(spec) == "dlperf.measurement" else None)
+            file = args.measured or (spec if schema_of(spec) == MEASUREMENT else None)
             for target, size in split_batch(spec) if file is None else ((spec, None),):
                 blind, measurement = (
                     _read(args, spec, file, warn_once)

@@ -9,6 +9,7 @@ from msgspec import structs
 from dlperf.core.clock import samples_from_record, samples_to_json
 from dlperf.core.co_run import co_run_from_record, co_run_to_json
 from dlperf.core.conversion import convert
+from dlperf.core.files import MACHINE
 from dlperf.core.machine_entries import (
     Bandwidth,
     Cpu,
@@ -31,7 +32,7 @@ from dlperf.core.records.machine import KernelRecord, MachineRecord
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
 
-SCHEMA, SCHEMA_VERSION = "dlperf.machine", 5
+SCHEMA, SCHEMA_VERSION = MACHINE, 5
 
 
 def machine_to_json(machine: Machine) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from dlperf.core.trace import Trace, trace_from_record
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA, SCHEMA_VERSION = "dlperf.measurement", 5
+SCHEMA, SCHEMA_VERSION = files.MEASUREMENT, 5
 LAYER_PHASES = ("forward", "backward", "optimizer")
 STEP_PHASES = ("zero_grad", "forward", "backward", "optimizer", "total")
 

@@ -54,7 +54,7 @@ __all__ = [
     "trace_from_record",
 ]
 
-SCHEMA, SCHEMA_VERSION = "dlperf.trace", 1
+SCHEMA, SCHEMA_VERSION = files.TRACE, 1
 PHASES: tuple[str, ...] = get_args(Phase)
 LOSS = "(loss)"
 """The row under which the work of the loss stands."""

@@ -444,13 +444,14 @@ def predict(
             f"the step needs {format_bytes(prices.peak_memory_bytes or 0)} of memory, the machine"
             f" has {format_bytes(machine.cpu.memory_bytes)}: it does not fit"
         )
-    at = usual_state(given or machine.states)
+    states = given or machine.states
+    at = usual_state(states)
     prediction = Prediction(
         trace,
         machine,
         threads,
         predictor,
-        prices.at_state(at, machine.states if not given else given if len(given) > 1 else ()),
+        prices.at_state(at, () if len(given) == 1 else states),
         (*warnings, *prices.warnings),
         malloc,
         state=at,

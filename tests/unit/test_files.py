@@ -143,6 +143,7 @@ def test_ours_new_and_empty_ones_are_welcome(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     for name in ("ours", "empty", "new"):
         check_writable(tmp_path / name, schema=MACHINE)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("schema", [MACHINE, MEASUREMENT, TRACE])
@@ -156,7 +157,6 @@ def test_what_lasts_is_replaced_by_its_like_alone(tmp_path: Path, schema: str) -
             check_writable(path, schema=other)
     path.write_text('{"schema": "dlperf.prediction", "schema_version": 1}')
     check_writable(path, schema=schema)
-    assert not (tmp_path / "new").exists()
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:

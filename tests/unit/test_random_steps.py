@@ -172,7 +172,8 @@ ANSWER = json.dumps(
 def test_answers_stream_and_skipped_networks_are_left_out() -> None:
     with Fake(f"read job; echo null; echo '{ANSWER}'; read never") as process:
         (step,) = process.time_steps([1, 7], 0.1)
-        assert step.seed == 7
+        measured = step.measurement
+        assert (step.seed, measured.target, measured.threads) == (7, "dense network", 1)
         assert step.measurement.states == (READING, READING)
         assert step.measured_s == 2e-3
     assert process.returncode == -signal.SIGKILL
