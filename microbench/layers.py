@@ -355,7 +355,7 @@ def groups(mode: str) -> list[Group]:
         ("embedding bags", "moves", embedding_bags, 4, 16),
         ("attention", "attention", _attention, 12, 44),
         ("recurrent", "recurrent", _recurrent, 6, 40),
-        ("images", "images", images, 6, 16),
+        ("images", "images", images, 6, 20),
         ("uncommon layers", "uncommon", uncommon, 3, 5),
     )
     found = [

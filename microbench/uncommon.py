@@ -36,10 +36,14 @@ def _padded(name: str, image: TensorSpec, d: int, pad: int) -> list[Op]:
 
 
 def images(index: int, u: float, v: float, w: float) -> list[Op]:
-    """Every other point 2d kernels, of the others half 1d and half 3d ones."""
+    """Every other point 2d kernels, half of them of large images, which are resampled otherwise; of
+    the others half 1d and half 3d ones.
+    """
     n, c = log_pick(u, 1, 32), log_pick(v, 2, 128)
     d = (2, 2, 1, 3)[turn(index, 4)]
-    side = log_pick(w, *{1: (8, 4096), 2: (4, 64), 3: (3, 16)}[d])
+    side = log_pick(w, *{1: (8, 4096), 2: (4, 32), 3: (3, 16)}[d])
+    if d == 2 and turn(index, 8) % 2:
+        n, c, side = log_pick(u, 1, 4), log_pick(v, 2, 12), log_pick(w, 33, 80)
     if d == 2 and turn(index, 2, 3) == 0:  # as most networks' images are
         side = 1 << round(log2(side))
     image = T(n, c, *(side,) * d)

@@ -144,6 +144,9 @@ ones are cut first.
 """
 
 
+_HEAP_BYTES, _HEAP_FRAC = 2**29, 1 / 16
+"""How much of the heap a worker writes to before it measures, and at most which part of the memory.
+"""
 _READ_EVERY_S = {"quick": 1.0, "full": 1.5, "thorough": 5.0}
 _ROUNDS, _END_ROUNDS = 3, 9
 """Readings that are taken at a time, and at the ends, where there are no others around."""
@@ -185,6 +188,17 @@ def settled_core_speed(mode: str, best_s: float = math.inf) -> CoreSpeed:
     speed = CoreSpeed(best_s=best_s, back_off_s=BACK_OFF_S[mode])
     speed.settle(SETTLE_S[mode])
     return speed
+
+
+def touch_heap(memory_bytes: int) -> None:
+    """Write to pages that malloc keeps then.
+
+    A freed result is too short for the next of its size, for which an aligned block is requested;
+    with something small between them, each call's result lies further up the heap, on new pages.
+    """
+    import torch
+
+    torch.empty(min(_HEAP_BYTES, int(_HEAP_FRAC * memory_bytes)), dtype=torch.uint8).fill_(1)
 
 
 AGAIN = {"quick": 0, "full": 3, "thorough": 8}
@@ -234,6 +248,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     torch.set_num_threads(n_threads)
     torch.manual_seed(0)
     cpu = host.this_cpu()
+    touch_heap(cpu.memory_bytes)
     speed = speed or settled_core_speed(mode, job["core_speed_s"])
     clock = speed.clock()
     probe = StateProbe(cpu, is_slow=speed.slow)

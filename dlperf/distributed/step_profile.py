@@ -227,8 +227,8 @@ def _copies_s(
     @functools.cache
     def copies_s(flat: TensorSpec) -> tuple[float, float]:
         distances = 2.0 * flat.nbytes, 2.0 * flat.nbytes + 2.0 * total_bytes
-        near, far = cost_model.caches.miss_s_per_byte(np.array(distances))
-        extra_s = flat.nbytes * max(0.0, float(far - near))
+        near, far = (np.array([distance]) for distance in distances)
+        extra_s = flat.nbytes * float(cost_model.caches.miss_s_per_byte(far, near)[0])
         divide_s = _kernel_s(cost_model, Op("aten.mul.Tensor", (flat, 0.5), outputs=(flat,)))
         copy_s = _kernel_s(cost_model, Op("aten.copy_.default", (flat, flat), outputs=(flat,)))
         slowdown, far_slowdown = (

@@ -47,13 +47,18 @@ def analyse(trace: Trace, malloc: str, block: int = BLOCK) -> Analysis:
     (:func:`dlperf.predictors.kernels.onednn.block_of`).
     """
     kept = [found for op in trace.ops if (found := workspace_bytes(op)) is not None]
+    blocks = {op.signature: scratch(op, block) for op in trace.ops}
     allocator = simulation.simulate(
-        trace, lambda op: scratch(op, block), malloc, kept, product_buffers(trace.ops)
+        trace, lambda op: blocks[op.signature], malloc, kept, product_buffers(trace.ops)
     )
     flops, n_bytes = counts.totals(trace)
-    far = reuse_distances(trace, allocator, n_bytes)
+    # The passes of an op, one after the other, use the same memory.
+    within = [
+        max((sum(map(sum, stage)) for stage in blocks[op.signature]), default=0) for op in trace.ops
+    ]
+    far = reuse_distances(trace, allocator, n_bytes, within)
     n = len(trace.ops)
-    working = np.bincount(far.operand_op, far.operand_bytes, minlength=n).astype(float)
+    working = np.bincount(far.operand_op, far.operand_bytes, minlength=n) + np.array(within, float)
     farthest = np.zeros(n)
     np.maximum.at(farthest, far.operand_op, far.operand_distance)
     return Analysis(

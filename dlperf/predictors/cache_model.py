@@ -33,7 +33,7 @@ _ORDERS = {
     "aten.addmm": "aten.mm",
     "aten.convolution": "aten.convolution",
     "aten.native_batch_norm": "aten.native_batch_norm",
-    "aten.native_batch_norm_backward": "aten.native_batch_norm",
+    "aten.native_batch_norm_backward": "aten.native_batch_norm_backward",
     "aten.sum": "aten.sum",
     "aten.mean": "aten.sum",
     "aten.embedding": "aten.embedding",
@@ -134,22 +134,40 @@ class CacheModel:
         return curves
 
     def miss_s_per_byte(
-        self, n_bytes: Array, seconds: Array | float = 0.0, order: str = IN_ORDER
+        self,
+        n_bytes: Array,
+        own_bytes: Array,
+        seconds: Array | float = 0.0,
+        own_s: Array | float = 0.0,
+        order: str = IN_ORDER,
     ) -> Array:
-        """Cache-miss penalty of an operand, in seconds per byte.
+        """Cache-miss penalty of an operand over the warm time of its kernel, in seconds per byte.
 
         `n_bytes` (n,) is the reuse distance in bytes, `seconds` (n,) in time: co-tenants evict part
         of a shared cache meanwhile. `order` is how it is touched (:func:`order_of`).
+
+        A kernel on `own_bytes` (n,) in all that is repeated every `own_s` (n,) finds its operands
+        in the caches, except for the part that STREAM triad over as many bytes takes from DRAM. The
+        bytes that pass besides its own drive out no more than as many of its operands.
         """
-        curve = self._penalties.get((CACHE_MISS, order))
-        if curve is None and order != IN_ORDER:
-            return self.miss_s_per_byte(n_bytes, seconds)
+        curves = (self._penalties.get((CACHE_MISS, of)) for of in (order, IN_ORDER))
+        curve = next((one for one in curves if one is not None), None)
         if curve is None:
             return np.zeros(len(n_bytes))
-        found = np.interp(_log2(n_bytes), *curve)
-        evicted = self._evicted_frac(np.broadcast_to(seconds, len(n_bytes)))
-        evicted = np.where(n_bytes > self.private_bytes, evicted, 0.0)
-        return np.asarray(found + evicted * (curve[1][-1] - found))
+        largest = curve[1][-1]
+        warm = self._dram_frac(own_bytes) * largest
+        driven_out = np.clip(n_bytes / np.maximum(own_bytes, 1.0) - 1.0, 0.0, 1.0)
+        far = warm + driven_out * np.maximum(np.interp(_log2(n_bytes), *curve) - warm, 0.0)
+        far += self._evicted_frac(seconds, n_bytes) * (largest - far)
+        warm += self._evicted_frac(own_s, own_bytes) * (largest - warm)
+        return np.asarray(np.maximum(far - warm, 0.0))
+
+    def _dram_frac(self, n_bytes: Array) -> Array:
+        """Part of `n_bytes` (n,) that STREAM triad over them takes from DRAM, by its time."""
+        shared_s, dram_s = self._shared_s_per_byte, self._sweep[1][-1]
+        beyond_s = np.maximum(self.seconds_per_byte(n_bytes) - shared_s, 0.0)
+        span_s = max(dram_s, 1.0 / self.bytes_per_s["DRAM"]) - shared_s
+        return beyond_s / span_s if span_s > 0 else np.zeros(len(n_bytes))
 
     def operator_cold_start_s(self, packet: str, since: ReuseDistance) -> float:
         """Cold-start penalty of an operator's own code, in seconds; that of an elementwise operator
@@ -187,19 +205,26 @@ class CacheModel:
         pauses, slowdowns = np.array([(0.0, 1.0), *points]).T
         return pauses, _rising(slowdowns)
 
-    def _evicted_frac(self, seconds: Array) -> Array:
-        """Fraction of data in the shared cache that co-tenants evict within `seconds` (n,)."""
-        slowdown = np.interp(1e3 * seconds, *self._residency)
-        return np.minimum(1.0, self._evicted_frac_at_2 * (slowdown - 1.0))
+    def _evicted_frac(self, seconds: Array | float, n_bytes: Array) -> Array:
+        """Part of data at reuse distances `n_bytes` (n,) that co-tenants evict from the shared
+        cache within `seconds` (n,); none of what lies in the core's own caches.
+        """
+        slowdown = np.interp(1e3 * np.asarray(seconds), *self._residency)
+        evicted = np.minimum(1.0, self._evicted_frac_at_2 * (slowdown - 1.0))
+        return np.where(n_bytes > self.private_bytes, evicted, 0.0)
 
     @cached_property
     def _evicted_frac_at_2(self) -> float:
         """Evicted fraction of data whose sweep takes twice the time of the shared cache; 0 where
         DRAM is as fast.
         """
-        dram_s = self._sweep[1][-1]
-        shared_s = self.seconds_per_byte(np.array([8 * self.private_bytes]))[0]
+        dram_s, shared_s = self._sweep[1][-1], self._shared_s_per_byte
         return float(shared_s / (dram_s - shared_s)) if dram_s > shared_s else 0.0
+
+    @cached_property
+    def _shared_s_per_byte(self) -> float:
+        """Seconds per byte of STREAM triad in the shared cache."""
+        return float(self.seconds_per_byte(np.array([8 * self.private_bytes]))[0])
 
 
 def _log2(n_bytes: Array) -> Array:

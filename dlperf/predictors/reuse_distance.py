@@ -5,7 +5,7 @@ distances (Mattson et al. 1970), in bytes of tensors and in sizes of code.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf.core.code_footprint import CALLED, code_of, code_since, codes_of, relative_footprint
-from dlperf.core.trace import Op, TensorSpec, Trace, tensors_in
+from dlperf.core.trace import Trace
 from dlperf.ops import counts
-from dlperf.ops.registry import is_in_place
 from dlperf.predictors.allocator import simulation
 from dlperf.predictors.allocator.simulation import FRESH, UNUSED, Owners, owner_of_scratch
 
+_SCRATCH = "scratch"
 _SMALL_BYTES = 4096
 """Bytes below which memory that no tensor used before was used by something small just now."""
 
@@ -66,8 +66,7 @@ class ReuseDistances:
     """Reuse distances in a step that repeats.
 
     Per operand j of an op: op `operand_op`, `operand_bytes`, `operand_distance` in bytes (infinite
-    at the first use) since op `operand_touched` used the same memory; `operand_updated` says
-    whether the op reads it and writes it. What was never touched, or
+    at the first use) since op `operand_touched` used the same memory. What was never touched, or
     just now by the system, counts as touched by the op itself.
 
     Per op: the reuse distance of its code is `code_distance` in bytes and `code_since` in relative
@@ -82,7 +81,6 @@ class ReuseDistances:
     operand_bytes: npt.NDArray[np.float64]
     operand_distance: npt.NDArray[np.float64]
     operand_touched: npt.NDArray[np.int64]
-    operand_updated: npt.NDArray[np.bool_]
     code_distance: tuple[float, ...]
     code_since: tuple[int, ...]
     step_bytes: float
@@ -90,9 +88,14 @@ class ReuseDistances:
 
 
 def reuse_distances(
-    trace: Trace, simulated: simulation.AllocatorSimulation, n_bytes: Sequence[int]
+    trace: Trace,
+    simulated: simulation.AllocatorSimulation,
+    n_bytes: Sequence[int],
+    scratch_bytes: Sequence[int],
 ) -> ReuseDistances:
-    """Reuse distances in the second of two steps; each op moves `n_bytes`.
+    """Reuse distances in the second of two steps; each op moves `n_bytes`, and touches
+    `scratch_bytes` of blocks that it allocates within itself. One op's blocks lie where the last
+    one's lay.
 
     Memory that the allocator reuses keeps its address: its former content leaves the stack. What
     comes from the system was zeroed just now. A view touches nothing. No distance exceeds the bytes
@@ -102,7 +105,7 @@ def reuse_distances(
     # The op, and the moment when it was done with all of its operands.
     last_touch: dict[int, tuple[int, int]] = {}
     last_run: dict[str, int] = {}
-    operands: list[tuple[int, float, float, int, bool]] = []
+    operands: list[tuple[int, float, float, int]] = []
     code: list[tuple[float, int]] = []
     recent: list[str] = []  # operators and calls of phases, what ran last at the end
     phase = ""
@@ -117,21 +120,20 @@ def reuse_distances(
                 if spec.storage >= 0 and size
             ]
             read = {spec.storage for spec, _ in reads}
-            updated = {spec.storage for spec in _written(op)} & read
             for spec in op.outputs:
                 if spec.storage >= 0 and spec.storage not in read and spec.numel:
                     held = trace.storages[spec.storage].born < 0 or spec in op.inputs
                     before = () if held else simulated.predecessors[spec.storage]
                     before = before or ((spec.storage, spec.nbytes),)
                     touched.append((spec.storage, spec.nbytes, before))
-            for storage, size, before in touched:
+            for _, size, before in touched:
                 whole = sum(part for _, part in before)
                 for owner, part in before:
                     by, moment = last_touch.get(owner, (place, None))
                     away = inf if moment is None else recency.since(moment)
                     if owner == FRESH or (owner == UNUSED and size < _SMALL_BYTES):
                         away = 0.0
-                    operands.append((index, size * part / whole, away, by, storage in updated))
+                    operands.append((index, size * part / whole, away, by))
             if op.phase != phase:
                 phase = op.phase
                 if phase in CALLED:
@@ -144,30 +146,22 @@ def reuse_distances(
                 for owner, part in before:
                     recency.forget(owner, part)
                 recency.touch(storage, size)
+            if scratch_bytes[index]:
+                recency.touch(_SCRATCH, scratch_bytes[index])
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
             last_touch[owner_of_scratch(index)] = place, recency.now
             last_run.update((brought, recency.now) for brought in codes_of(op.packet))
-    op_numbers, sizes, distances, touched_by, updated_too = (
-        np.array(operands, dtype=float).reshape(-1, 5).T
-    )
+    op_numbers, sizes, distances, touched_by = np.array(operands, dtype=float).reshape(-1, 4).T
     return ReuseDistances(
         op_numbers.astype(np.int64),
         sizes,
         np.minimum(distances, recency.since(0)),
         touched_by.astype(np.int64),
-        updated_too.astype(bool),
         tuple(distance for distance, _ in code),
         tuple(others for _, others in code),
         recency.since(0),
         sum(map(relative_footprint, recent)),
     )
-
-
-def _written(op: Op) -> Iterator[TensorSpec]:
-    """The tensors that an op writes; one of a list in place returns none of them."""
-    yield from op.outputs
-    if is_in_place(op.packet) and not op.outputs:
-        yield from tensors_in(op.args[:1])
 
 
 def _put_last(recent: list[str], name: str) -> None:

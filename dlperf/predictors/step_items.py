@@ -312,9 +312,11 @@ class StepItems:
     def _operand_s(self) -> Array:
         """Cache-miss penalty of each operand, in seconds, above that of its op's working set."""
         analysis, n = self.analysis, len(self.trace.ops)
+        middle_s = (self.begin_s + self.end_s) / 2
         untouched_s = np.maximum(
-            self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0
+            middle_s[n + analysis.operand_op] - middle_s[analysis.operand_touched], 0.0
         )
+        took_s = np.array(self.kernel_s)[analysis.operand_op]
         extra_s = np.array(
             [
                 self.caches.cold_start_s("operand", ReuseDistance(distance))
@@ -326,13 +328,12 @@ class StepItems:
         # its passing of an element and its beginning or end, on average.
         passed = near_bytes + analysis.working_bytes[analysis.operand_touched % n]
         far_bytes = np.minimum(analysis.operand_distance + passed / 2, analysis.step_bytes)
-        # What an op reads and writes is fetched and, some time later, written back.
-        moved = analysis.operand_bytes * (1.0 + analysis.operand_updated)
         for order in set(self._operand_orders.tolist()):
             of = self._operand_orders == order
-            near = self.caches.miss_s_per_byte(near_bytes[of], order=order)
-            far = self.caches.miss_s_per_byte(far_bytes[of], untouched_s[of], order)
-            extra_s[of] += moved[of] * np.maximum(far - near, 0.0)
+            missed_s = self.caches.miss_s_per_byte(
+                far_bytes[of], near_bytes[of], untouched_s[of], took_s[of], order
+            )
+            extra_s[of] += analysis.operand_bytes[of] * missed_s
         return extra_s
 
     @cached_property

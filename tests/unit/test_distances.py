@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dlperf.core.trace import Op, Storage
 from dlperf.predictors.analysis import analyse
+from dlperf.predictors.kernels.sub_kernels import scratch
 from dlperf.predictors.reuse_distance import LruStack
 
 KB = 1000
@@ -70,6 +71,36 @@ def test_a_view_touches_nothing() -> None:
     )
     assert second.nbytes == 4 * KB
     assert analyse(step, "default").operand_distance.tolist() == [0, 4 * KB, 4 * KB]
+
+
+def test_blocks_that_an_op_allocates_within_itself_lie_between_as_well() -> None:
+    """oneDNN's copies of a convolution's operands, once where two convolutions run: the second's
+    lie where the first's lay.
+    """
+    image, weight = T(2, 16, 8, 8, storage=1), T(16, 16, 3, 3, storage=2)
+    settings = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    ops = [
+        Op(
+            "aten.convolution.default",
+            (image, weight, *settings),
+            outputs=(T(2, 16, 8, 8, storage=n),),
+        )
+        for n in (3, 4)
+    ]
+    (stage,) = scratch(ops[0])
+    blocks = sum(map(sum, stage))
+    assert blocks >= 2 * image.nbytes + weight.nbytes
+    kinds = (4 * KB, "input"), (image.nbytes, "input"), (weight.nbytes, "parameter")
+    storages = (
+        *(Storage(size, kind=kind) for size, kind in kinds),
+        *(Storage(image.nbytes, kind="state") for _ in ops),
+    )
+    step = trace(touch("relu", 0, 4 * KB), *ops, touch("abs", 0, 4 * KB), storages=storages)
+    found = analyse(step, "tuned")
+    passed = 3 * image.nbytes + weight.nbytes + blocks
+    assert found.operand_distance[-1] == passed
+    assert found.working_bytes[1] == 2 * image.nbytes + weight.nbytes + blocks
+    assert found.step_bytes == 4 * KB + passed
 
 
 def test_memory_that_is_handed_out_again_is_the_same_memory() -> None:

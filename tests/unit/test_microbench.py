@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -228,6 +231,33 @@ def test_a_worker_keeps_its_memory() -> None:
     settings = environment(3)
     assert settings["OMP_NUM_THREADS"] == "3"
     assert int(settings["MALLOC_MMAP_THRESHOLD_"]) > 2**30
+
+
+RESULTS = """
+import resource, torch
+from dlperf.microbench import worker
+rows, columns, kept = torch.rand(1024, 8), torch.rand(8, 256), []
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    kept.append(rows @ columns)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+alone = [faults() for _ in range(6)]
+worker.touch_heap(2**30)
+print(max(alone[1:]), max(faults() for _ in range(20)))
+"""
+
+
+def test_results_lie_on_pages_that_a_worker_has_written_to() -> None:
+    """Results of a MiB, which is 256 pages, up the heap."""
+    done = subprocess.run(
+        [sys.executable, "-c", RESULTS],
+        env={**os.environ, **environment(1)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    alone, touched = map(int, done.stdout.split())
+    assert touched < 64 < 256 <= alone
 
 
 # -- calls on real tensors -------------------------------------------------------------------------

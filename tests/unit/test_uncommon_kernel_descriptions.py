@@ -50,6 +50,29 @@ def test_a_resampled_image_counts_what_each_of_its_elements_is_made_of() -> None
     assert aliased.terms[-1] == 2 * 4 * 1024
 
 
+@pytest.mark.parametrize("form", ["nearest", "_nearest_exact", "bilinear"])
+def test_large_images_are_resampled_otherwise_unless_their_channels_come_last(form: str) -> None:
+    """Those whose sides are more than 128 together; their gradients and bicubic ones are not."""
+    mark, kernel = form[:1] == "_", form.lstrip("_").replace("_exact", "")
+    name = f"aten.{'_' * mark}upsample_{form.lstrip('_')}2d"
+    sides, flags = (64, 65), (False,) * (form == "bilinear")
+    image = T(1, 2, 32, 32)
+    last = TensorSpec((1, 2, 32, 32), (2048, 1, 64, 2))
+    large, last_too, small = (
+        described(f"{name}.default", image, size, *flags, 2.0, 2.0)
+        for image, size in ((image, sides), (last, sides), (image, (64, 64)))
+    )
+    plain = f"upsample_{kernel}2d", "float32"
+    assert large.variant == (f"{plain[0]} large", "float32")
+    assert plain in large.fallbacks
+    assert last_too.variant == small.variant == plain
+    back = T(1, 2, *sides), sides, (1, 2, 32, 32)
+    gradient = described(f"{name}_backward.default", *back, *flags, 2.0, 2.0)
+    assert gradient.variant == (f"{plain[0]}_backward", "float32")
+    cubic = described("aten.upsample_bicubic2d.default", image, sides, False, 2.0, 2.0)
+    assert cubic.variant == ("upsample_bicubic2d", "float32")
+
+
 def test_sizes_come_from_scale_factors_where_none_is_given() -> None:
     by_size = described("aten.upsample_nearest2d.default", T(2, 4, 8, 8), (16, 16), 2.0, 2.0)
     by_factor = described("aten.upsample_nearest2d.vec", T(2, 4, 8, 8), None, (2.0, 2.0))
