@@ -247,6 +247,7 @@ print(max(alone[1:]), max(faults() for _ in range(20)))
 """
 
 
+@pytest.mark.process
 def test_results_lie_on_pages_that_a_worker_has_written_to() -> None:
     """Results of a MiB, which is 256 pages, up the heap."""
     done = subprocess.run(
