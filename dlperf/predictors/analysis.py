@@ -26,15 +26,17 @@ from dlperf.predictors.zeros import roots_of_zero
 class Analysis(ReuseDistances):
     """Reuse distances and arrays per op, aligned with ``trace.ops``.
 
-    Per op i: `flops`, `n_bytes`, `working_bytes` of all its operands, the `farthest` reuse distance
-    among them in bytes. `first_of_node` are the ops with which an autograd node begins, `allocator`
-    is the allocator simulation, `roots_of_zero` as
+    Per op i: `flops`, `n_bytes`, `known_bytes` of all its operands, 0 where the trace does not know
+    their memory, `working_bytes` of those and of the blocks that the op allocates within itself,
+    and the `farthest` reuse distance among the operands in bytes. `first_of_node` are the ops with
+    which an autograd node begins, `allocator` is the allocator simulation, `roots_of_zero` as
     :func:`~dlperf.predictors.zeros.roots_of_zero` gives.
     """
 
     flops: npt.NDArray[np.float64]
     n_bytes: npt.NDArray[np.float64]
     first_of_node: frozenset[int]
+    known_bytes: npt.NDArray[np.float64]
     working_bytes: npt.NDArray[np.float64]
     farthest: npt.NDArray[np.float64]
     allocator: simulation.AllocatorSimulation
@@ -47,18 +49,13 @@ def analyse(trace: Trace, malloc: str, block: int = BLOCK) -> Analysis:
     (:func:`dlperf.predictors.kernels.onednn.block_of`).
     """
     kept = [found for op in trace.ops if (found := workspace_bytes(op)) is not None]
-    blocks = {op.signature: scratch(op, block) for op in trace.ops}
     allocator = simulation.simulate(
-        trace, lambda op: blocks[op.signature], malloc, kept, product_buffers(trace.ops)
+        trace, lambda op: scratch(op, block), malloc, kept, product_buffers(trace.ops)
     )
     flops, n_bytes = counts.totals(trace)
-    # The passes of an op, one after the other, use the same memory.
-    within = [
-        max((sum(map(sum, stage)) for stage in blocks[op.signature]), default=0) for op in trace.ops
-    ]
-    far = reuse_distances(trace, allocator, n_bytes, within)
+    far = reuse_distances(trace, allocator, n_bytes)
     n = len(trace.ops)
-    working = np.bincount(far.operand_op, far.operand_bytes, minlength=n) + np.array(within, float)
+    known = np.bincount(far.operand_op, far.operand_bytes, minlength=n).astype(float)
     farthest = np.zeros(n)
     np.maximum.at(farthest, far.operand_op, far.operand_distance)
     return Analysis(
@@ -66,7 +63,8 @@ def analyse(trace: Trace, malloc: str, block: int = BLOCK) -> Analysis:
         flops=np.array(flops, dtype=float),
         n_bytes=np.array(n_bytes, dtype=float),
         first_of_node=first_of_node(trace),
-        working_bytes=working,
+        known_bytes=known,
+        working_bytes=known + allocator.scratch_bytes,
         farthest=farthest,
         allocator=allocator,
         roots_of_zero=roots_of_zero(trace),

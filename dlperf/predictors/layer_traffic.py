@@ -92,12 +92,12 @@ def trace_traffic(trace: Trace, cpu: Cpu, threads: int = 1) -> TraceTraffic:
     flops, n_bytes = (np.array(column, dtype=float) for column in counts.totals(trace))
     contracts = np.array([is_contraction(op) for op in trace.ops], dtype=bool)
     crossed = np.repeat(n_bytes[:, None], len(inside), axis=1)
-    known: dict[str, list[float]] = {}
+    by_signature: dict[str, list[float]] = {}
     for index in np.flatnonzero(contracts):
         op = trace.ops[index]
-        if op.signature not in known:
-            known[op.signature] = _contraction_bytes(op, flops[index], inside)
-        crossed[index] = np.maximum(crossed[index], known[op.signature])
+        if op.signature not in by_signature:
+            by_signature[op.signature] = _contraction_bytes(op, flops[index], inside)
+        crossed[index] = np.maximum(crossed[index], by_signature[op.signature])
     # The share of an op's operands that lies beyond each inner level; of the first cache all, as
     # nothing stays in registers between ops.
     needed = analysis.operand_distance + analysis.working_bytes[analysis.operand_op]
@@ -108,9 +108,9 @@ def trace_traffic(trace: Trace, cpu: Cpu, threads: int = 1) -> TraceTraffic:
             analysis.operand_bytes * (needed > capacity_bytes),
             minlength=len(trace.ops),
         )
-        working = analysis.working_bytes
-        known_frac = np.minimum(outside / np.where(working > 0, working, 1.0), 1.0)
-        share[:, level] = np.where(working > 0, known_frac, 1.0)
+        known = analysis.known_bytes
+        known_frac = np.minimum(outside / np.where(known > 0, known, 1.0), 1.0)
+        share[:, level] = np.where(known > 0, known_frac, 1.0)
     return TraceTraffic(
         (*(name for name, _ in caches), "DRAM"),
         crossed * share,

@@ -70,7 +70,7 @@ def resources_of(
     parts_s = np.column_stack((called_s, computed_s, missed_s))
 
     crossed = caches.level_numbers(analysis.operand_distance + analysis.working_bytes[op])
-    whole = np.where(analysis.working_bytes > 0, -1, caches.level_numbers(analysis.n_bytes))
+    whole = np.where(analysis.known_bytes > 0, -1, caches.level_numbers(analysis.n_bytes))
     needs_s = [compute_s]
     for level in _SHARED:
         passed = analysis.n_bytes * (whole >= level)  # of ops whose operands are unknown

@@ -88,14 +88,10 @@ class ReuseDistances:
 
 
 def reuse_distances(
-    trace: Trace,
-    simulated: simulation.AllocatorSimulation,
-    n_bytes: Sequence[int],
-    scratch_bytes: Sequence[int],
+    trace: Trace, simulated: simulation.AllocatorSimulation, n_bytes: Sequence[int]
 ) -> ReuseDistances:
-    """Reuse distances in the second of two steps; each op moves `n_bytes`, and touches
-    `scratch_bytes` of blocks that it allocates within itself. One op's blocks lie where the last
-    one's lay.
+    """Reuse distances in the second of two steps; each op moves `n_bytes`. The blocks that one
+    allocates within itself lie where the last one's lay.
 
     Memory that the allocator reuses keeps its address: its former content leaves the stack. What
     comes from the system was zeroed just now. A view touches nothing. No distance exceeds the bytes
@@ -146,8 +142,8 @@ def reuse_distances(
                 for owner, part in before:
                     recency.forget(owner, part)
                 recency.touch(storage, size)
-            if scratch_bytes[index]:
-                recency.touch(_SCRATCH, scratch_bytes[index])
+            if within := simulated.scratch_bytes[index]:
+                recency.touch(_SCRATCH, within)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
             last_touch[owner_of_scratch(index)] = place, recency.now
             last_run.update((brought, recency.now) for brought in codes_of(op.packet))

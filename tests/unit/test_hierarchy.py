@@ -20,6 +20,7 @@ from dlperf.core.machine import Bandwidth, Cpu
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.ops.blocking import Product, bound_bytes, products_of
 from dlperf.ops.roofs import roofs_of
+from dlperf.predictors.analysis import analyse
 from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.predictors.layer_traffic import layer_traffic, register_bytes, trace_traffic
 
@@ -102,6 +103,33 @@ def test_threads_bring_caches_of_their_own() -> None:
 
 def test_where_memory_is_unknown_everything_comes_from_dram() -> None:
     assert trace_traffic(trace(relu(64)), CPU).moved_bytes.tolist() == [[512, 512, 512, 512]]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_blocks_that_an_op_allocates_within_itself_are_none_of_its_operands(is_known: bool) -> None:
+    """A convolution moves all of what it reads and writes from DRAM, where that is larger than the
+    caches or unknown, although oneDNN's copies of it are as large again.
+    """
+    n, channels, side = 64, 16, 64
+    storages = range(3) if is_known else 3 * [-1]
+    image, weight, result = (
+        T(*shape, storage=storage)
+        for shape, storage in zip(
+            ((n, channels, side, side), (channels, channels, 3, 3), (n, channels, side, side)),
+            storages,
+        )
+    )
+    rest = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    one = Op("aten.convolution.default", (image, weight, *rest), outputs=(result,))
+    step = trace(
+        one,
+        storages=tuple(
+            Storage(spec.nbytes, kind="input") for spec in (image, weight, result) if is_known
+        ),
+    )
+    assert analyse(step, "default").working_bytes[0] >= 2 * image.nbytes
+    in_dram = trace_traffic(step, CPU).moved_bytes[0, -1]
+    assert in_dram >= 2 * image.nbytes
 
 
 def test_levels_that_the_processor_is_not_known_to_have_are_left_out() -> None:

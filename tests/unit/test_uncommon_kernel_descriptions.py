@@ -50,26 +50,33 @@ def test_a_resampled_image_counts_what_each_of_its_elements_is_made_of() -> None
     assert aliased.terms[-1] == 2 * 4 * 1024
 
 
-@pytest.mark.parametrize("form", ["nearest", "_nearest_exact", "bilinear"])
-def test_large_images_are_resampled_otherwise_unless_their_channels_come_last(form: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kernel", "options"),
+    [
+        ("upsample_nearest2d", "upsample_nearest2d", ()),
+        ("_upsample_nearest_exact2d", "upsample_nearest2d", ()),
+        ("upsample_bilinear2d", "upsample_bilinear2d", (False,)),
+    ],
+)
+def test_large_images_are_resampled_otherwise_unless_their_channels_come_last(
+    name: str, kernel: str, options: tuple[bool, ...]
+) -> None:
     """Those whose sides are more than 128 together; their gradients and bicubic ones are not."""
-    mark, kernel = form[:1] == "_", form.lstrip("_").replace("_exact", "")
-    name = f"aten.{'_' * mark}upsample_{form.lstrip('_')}2d"
-    sides, flags = (64, 65), (False,) * (form == "bilinear")
+    sides, scales = (64, 65), (2.0, 2.0)
     image = T(1, 2, 32, 32)
     last = TensorSpec((1, 2, 32, 32), (2048, 1, 64, 2))
     large, last_too, small = (
-        described(f"{name}.default", image, size, *flags, 2.0, 2.0)
-        for image, size in ((image, sides), (last, sides), (image, (64, 64)))
+        described(f"aten.{name}.default", spec, size, *options, *scales)
+        for spec, size in ((image, sides), (last, sides), (image, (64, 64)))
     )
-    plain = f"upsample_{kernel}2d", "float32"
-    assert large.variant == (f"{plain[0]} large", "float32")
+    plain = kernel, "float32"
+    assert large.variant == (f"{kernel} large", "float32")
     assert plain in large.fallbacks
     assert last_too.variant == small.variant == plain
     back = T(1, 2, *sides), sides, (1, 2, 32, 32)
-    gradient = described(f"{name}_backward.default", *back, *flags, 2.0, 2.0)
-    assert gradient.variant == (f"{plain[0]}_backward", "float32")
-    cubic = described("aten.upsample_bicubic2d.default", image, sides, False, 2.0, 2.0)
+    gradient = described(f"aten.{name}_backward.default", *back, *options, *scales)
+    assert gradient.variant == (f"{kernel}_backward", "float32")
+    cubic = described("aten.upsample_bicubic2d.default", image, sides, False, *scales)
     assert cubic.variant == ("upsample_bicubic2d", "float32")
 
 

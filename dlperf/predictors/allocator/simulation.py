@@ -174,6 +174,10 @@ class Script:
         self._born: dict[int, list[int]] = defaultdict(list)
         self._dying: dict[int, list[int]] = defaultdict(list)
         self._scratch = [scratch_bytes(op) for op in trace.ops]
+        self.scratch_bytes = tuple(
+            max((sum(map(sum, stage)) for stage in stages), default=0) for stages in self._scratch
+        )
+        """Bytes of the largest pass's blocks of each op."""
         self._small = small_requests(trace, lambda index: bool(self._scratch[index]))
         for index, storage in enumerate(trace.storages):
             if not self._sizes[index]:
@@ -392,12 +396,15 @@ class AllocatorSimulation:
     memory storage `s` took over in the process of median faults. `peak_bytes` is the most that was
     resident in the first steps, in the median of the processes. Of first touches in a step
     `faults_of_a_step` are the mean, between the 10 and 90 % quantiles of processes' median steps.
+    `scratch_bytes` are the blocks that op i allocates within itself; its passes, one after the
+    other, use the same memory.
     """
 
     faults: tuple[float, ...]
     predecessors: tuple[Owners, ...]
     peak_bytes: int
     faults_of_a_step: tuple[float, float, float]
+    scratch_bytes: tuple[int, ...]
     huge_faults: tuple[float, ...] = ()
     released: tuple[float, ...] = ()
     steps: tuple[StepPages, ...] = ()
@@ -443,6 +450,7 @@ def simulate(
             math.fsum(faults),
             quantile(by_process, 0.9),
         ),
+        script.scratch_bytes,
         _means([step.huge_faults for step in steps]),
         _means([step.released for step in steps]),
         steps,

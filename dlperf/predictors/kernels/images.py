@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dlperf.core.operators import ITEM_BYTES
 from dlperf.core.trace import Op
@@ -23,10 +24,12 @@ _TAPS = {"nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16
 _ALIASED_BYTES = 4096
 """Distance of addresses that go to the same lines of a first-level cache."""
 _SIDES = {"1d": 1, "2d": 2, "3d": 3}
+_SCALED = (
+    "aten.upsample_nearest2d",
+    "aten._upsample_nearest_exact2d",
+    "aten.upsample_bilinear2d",
+)
 _SMALL_SIDES = 128
-"""Sum of a fine image's sides up to which a loop over channels resamples it, whatever its format
-(measured: torch 2.13, 1 and 2 threads).
-"""
 
 
 # -- resampling ------------------------------------------------------------------------------------
@@ -56,6 +59,13 @@ _SIMILAR_RESAMPLING = {
 }
 
 
+def is_scaled_in_copies(op: Op, sides: Sequence[int]) -> bool:
+    """Whether an op scales images to so many `sides` in copies with channels last
+    (_use_vectorized_kernel_cond_2d, UpSampleKernel.cpp).
+    """
+    return op.packet in _SCALED and sum(sides) <= _SMALL_SIDES and tensor(op.args[0]).is_contiguous
+
+
 @kernel_features(*(f"aten.{name}" for name in _RESAMPLING))
 def _resampling(op: Op) -> KernelDescription:
     """Time goes by the elements of the resampled image and by how many of the other each is made of
@@ -77,9 +87,8 @@ def _resampling(op: Op) -> KernelDescription:
     plane_bytes = fine // max(planes, 1) * ITEM_BYTES[first.dtype]
     is_aliased = d == 2 and plane_bytes >= _ALIASED_BYTES and plane_bytes % _ALIASED_BYTES == 0
     similar = _SIMILAR_RESAMPLING.get(kernel, f"upsample_{form}2d")
-    is_plain = form != "bicubic" and not op.packet.endswith("_aa") and not way
-    is_large = d == 2 and sum(sides) > _SMALL_SIDES and first.is_contiguous
-    large = (f"{kernel} large",) if is_plain and is_large else ()
+    is_large = op.packet in _SCALED and first.is_contiguous and not is_scaled_in_copies(op, sides)
+    large = (f"{kernel} large",) if is_large else ()
     return described(
         in_dtypes(first.dtype, *large, f"{kernel}{way}", f"{similar}{way}"),
         (log2(planes), log2(fine / max(planes, 1))),

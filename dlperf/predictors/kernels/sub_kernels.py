@@ -7,6 +7,7 @@ from dataclasses import replace
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.predictors.allocator.stages import Scratch, Stage
 from dlperf.predictors.kernels import onednn, recurrent
+from dlperf.predictors.kernels.images import is_scaled_in_copies
 
 _ROWS = {
     "native_layer_norm": 1,
@@ -40,12 +41,6 @@ _CONVOLUTIONS = {"convolution": 1, "convolution_backward": 2}
 """Operators whose operands must lie as their image, the last one, or the weight after it suggests
 (Convolution.cpp).
 """
-_SCALED = (
-    "aten.upsample_nearest2d",
-    "aten._upsample_nearest_exact2d",
-    "aten.upsample_bilinear2d",
-)
-_SMALL_SIDES = 128
 _MEANS = {
     "aten.mse_loss": 2,
     "aten.smooth_l1_loss": 2,
@@ -113,22 +108,11 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
     after: tuple[int, ...] = ()
     if op.packet in _BAGS:
         after = 2 * (_COUNT_BYTES * op.outputs[0].shape[0],)
-    if _has_copies(op):
+    if op.outputs and is_scaled_in_copies(op, op.outputs[0].shape[-2:]):
         after = op.inputs[0].nbytes, op.outputs[0].nbytes
     first, *others = onednn.scratch(op, block) or recurrent.scratch(op) or (Stage(),)
     first = first._replace(held=held + first.held, after=after + first.after)
     return (first, *others) if any(first) else ()
-
-
-def _has_copies(op: Op) -> bool:
-    """Whether an op scales images in copies with channels last (_use_vectorized_kernel_cond_2d,
-    UpSampleKernel.cpp).
-    """
-    return (
-        op.packet in _SCALED
-        and sum(op.outputs[0].shape[-2:]) <= _SMALL_SIDES
-        and op.inputs[0].is_contiguous
-    )
 
 
 def _passes(op: Op) -> tuple[Op, ...]:
