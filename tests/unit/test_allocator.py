@@ -25,11 +25,13 @@ from dlperf.predictors.allocator.simulation import (
     N_COUNTED,
     N_PROCESSES,
     PAGE_BYTES,
+    PEAK_STEPS,
     POLICIES,
     UNUSED,
     Heap,
     MemoryMap,
     Script,
+    StepPages,
     allocator_of,
     policy_of,
     simulate,
@@ -527,7 +529,7 @@ def test_an_unknown_policy_is_refused() -> None:
         simulate(step(n_ops=1), no_scratch, "hoard")
 
 
-def test_the_faults_are_the_mean_of_the_steps_of_several_processes() -> None:
+def test_the_faults_are_the_mean_of_the_steps_of_the_middle_half_of_the_processes() -> None:
     sizes = [2 * MIB, 3 * MIB, MIB, 4 * MIB]
     trace = step(
         *(Storage(size, index, 8 - index) for index, size in enumerate(sizes)),
@@ -535,15 +537,68 @@ def test_the_faults_are_the_mean_of_the_steps_of_several_processes() -> None:
         backward_from=4,
     )
     found = simulate(trace, no_scratch)
-    rows = [
-        one.faults
-        for seed in range(N_PROCESSES)
-        for one in Script(trace, no_scratch).run(policy_of("default"), seed).steps
-    ]
-    assert len(rows) == N_PROCESSES * N_COUNTED
+    script = Script(trace, no_scratch)
+    processes = [script.run(policy_of("default"), seed).steps for seed in range(N_PROCESSES)]
+
+    def usual(steps: tuple[StepPages, ...]) -> float:
+        return statistics.median(sum(one.faults) for one in steps)
+
+    n_apart = N_PROCESSES // 4
+    middle = sorted(processes, key=usual)[n_apart : N_PROCESSES - n_apart]
+    rows = [one.faults for steps in middle for one in steps]
+    assert len(rows) == (N_PROCESSES - 2 * n_apart) * N_COUNTED
     assert [one.faults for one in found.steps] == rows
     assert found.faults == pytest.approx([sum(column) / len(rows) for column in zip(*rows)])
+    fewest, _, most = found.faults_of_a_step  # of all processes
+    assert fewest <= usual(middle[0]) <= usual(middle[-1]) <= most
     assert simulate(trace, no_scratch) == found  # the same seeds, the same requests
+
+
+class WatchedHeap(Heap):
+    """A heap that notes the sizes of blocks as they are made and freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[int] = []
+        self.freed: list[int] = []
+        self._size_of: dict[int, int] = {}
+
+    def allocate(self, n_bytes: int) -> tuple[int, int]:
+        address, n_faults = super().allocate(n_bytes)
+        self.made.append(n_bytes)
+        self._size_of[address] = n_bytes
+        return address, n_faults
+
+    def free(self, address: int) -> None:
+        if address in self._size_of:
+            self.freed.append(self._size_of.pop(address))
+        super().free(address)
+
+
+def test_a_process_copies_its_state_once_after_the_first_steps() -> None:
+    state = [
+        Storage(size * MIB, -1, None, kind)
+        for size, kind in enumerate(("parameter", "buffer", "optimizer", "input"), 1)
+    ]
+    ops = (Op("aten.relu.default"), Op("aten.add_.Tensor", phase="optimizer"))
+    trace = Trace("t", 1, (), ops, (*state, Storage(5 * MIB, 0, 1)))
+    for copies, n_made in ((False, 1), (True, 2)):
+        heap = WatchedHeap()
+        Script(trace, no_scratch).run_on(heap, copies=copies)
+        made = Counter(heap.made)
+        assert [made[size * MIB] for size in (1, 2, 3, 4)] == [n_made] * 3 + [1]  # no input
+        if copies:
+            steps_before = heap.made[: heap.made.index(MIB, heap.made.index(5 * MIB))]
+            assert steps_before.count(5 * MIB) == PEAK_STEPS
+
+
+def test_a_node_frees_its_gradients_before_what_it_saved() -> None:
+    trace = step(
+        Storage(MIB, 0, 3), Storage(2 * MIB, 1, 3), Storage(3 * MIB, 2, 3), n_ops=4, backward_from=2
+    )
+    heap = WatchedHeap()
+    Script(trace, no_scratch).run_on(heap)
+    assert [n_bytes // MIB for n_bytes in heap.freed[:3]] == [3, 1, 2]
 
 
 LIBRARIES = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}

@@ -661,6 +661,23 @@ def test_the_gradient_of_an_embedding_bag_counts_the_rows() -> None:
     )
 
 
+def test_copies_of_operands_are_made_before_the_result_or_after_it() -> None:
+    """The order in which a malloc that logs saw the blocks (torch 2.13)."""
+    rows = TensorSpec((8, 4), (1, 8))
+    image = TensorSpec((2, 3, 8, 8), (512, 64, 8, 1))  # some channels of more
+    for name, operand, stage in (
+        ("native_layer_norm", rows, Stage(held=(128,))),
+        ("native_batch_norm", image, Stage(held=(1536,))),
+        ("_log_softmax", rows, Stage(after=(128,))),
+        ("embedding_dense_backward", rows, Stage(after=(128,))),
+        ("avg_pool2d", image, Stage(after=(1536,))),
+        ("upsample_bilinear2d_backward", image, Stage(after=(1536,))),
+    ):
+        assert scratch(Op(f"aten.{name}.default", (operand,))) == (stage,), name
+    masked = Op("aten._safe_softmax.default", (T(8, 4), -1), outputs=(T(8, 4),))
+    assert scratch(masked) == (Stage(after=(32,)),)
+
+
 def test_scaled_images_are_copied_with_channels_last_where_they_are_small() -> None:
     image = T(2, 8, 16, 16)
     small, large = T(2, 8, 32, 32), T(2, 8, 96, 96)

@@ -37,6 +37,8 @@ _IMAGES = {
 """Operators that need images with their channels first or last (batch_norm.cpp, MaxPoolKernel.cpp,
 AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp, UpSampleKernel.cpp).
 """
+_RESULT_FIRST = ("softmax", "_pool", "upsample", "embedding_dense_backward")
+"""Parts of the names of operators that make their result before they copy an operand."""
 _CONVOLUTIONS = {"convolution": 1, "convolution_backward": 2}
 """Operators whose operands must lie as their image, the last one, or the weight after it suggests
 (Convolution.cpp).
@@ -92,9 +94,12 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
 
     >>> turned = TensorSpec((8, 4), (1, 8))
     >>> scratch(Op("aten._softmax.default", (turned, -1, False)))
-    (Stage(held=(128,), read=(), written=(), after=()),)
+    (Stage(held=(), read=(), written=(), after=(128,)),)
     """
     held = tuple(spec.numel * spec.item_bytes for spec in _copied(op))
+    after: tuple[int, ...] = ()
+    if any(part in op.packet for part in _RESULT_FIRST):
+        held, after = (), held
     if (
         op.packet == "aten.native_batch_norm_backward"
         and op.outputs
@@ -102,14 +107,13 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
     ):
         held += (op.outputs[0].nbytes,)
     if op.packet == "aten._safe_softmax":
-        held += (op.outputs[0].numel,)  # a mask
+        after += (op.outputs[0].numel,)  # a mask
     if op.packet in _MEANS and op.outputs[0].numel < op.inputs[0].numel:
         held += _MEANS[op.packet] * (op.inputs[0].nbytes,)
-    after: tuple[int, ...] = ()
     if op.packet in _BAGS:
-        after = 2 * (_COUNT_BYTES * op.outputs[0].shape[0],)
+        after += 2 * (_COUNT_BYTES * op.outputs[0].shape[0],)
     if op.outputs and is_scaled_in_copies(op, op.outputs[0].shape[-2:]):
-        after = op.inputs[0].nbytes, op.outputs[0].nbytes
+        after += op.inputs[0].nbytes, op.outputs[0].nbytes
     first, *others = onednn.scratch(op, block) or recurrent.scratch(op) or (Stage(),)
     first = first._replace(held=held + first.held, after=after + first.after)
     return (first, *others) if any(first) else ()
