@@ -52,7 +52,7 @@ from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.predictors.kernel_fits import fit_kernel_models
 from dlperf.predictors.kernel_model import Hyperparameters, KernelModel, fit_hyperparameters
 from dlperf.predictors.kernels.catalog import describe
-from dlperf.predictors.shared_core import CoreResponses
+from dlperf.predictors.shared_core import CoreResponses, _Responses
 
 FAULT_S = 1e-6
 UNIT_BYTES = 20 * KIB
@@ -132,6 +132,14 @@ def test_times_bend_where_operands_leave_a_cache() -> None:
     assert (without.kernel_s(relu(2**17)) or (0.0,))[0] > 1.3 * priced_s
 
 
+def as_long(whole: Machine) -> tuple[Kernel, ...]:
+    """Four products and four relus that all take 10 us."""
+    products = [kernel for kernel in whole.kernels if "mm" in kernel.op.packet][:4]
+    others = [kernel for kernel in whole.kernels if "mm" not in kernel.op.packet]
+    assert len(others) == 4
+    return tuple(replace(kernel, samples=Samples((1e-5,))) for kernel in (*products, *others))
+
+
 def test_kernels_respond_to_a_shared_core_as_their_variant_does() -> None:
     """Products took 1.3 times as long beside a co-tenant, relus 1.9 times, short work 1.5 times: a
     product's response is about 0.6, a relu's 1.8, an unknown kernel's between them.
@@ -145,7 +153,7 @@ def test_kernels_respond_to_a_shared_core_as_their_variant_does() -> None:
     }
     kernels = tuple(
         replace(kernel, shared_core=1.3 if "mm" in kernel.op.packet else 1.9)
-        for kernel in whole.kernels
+        for kernel in as_long(whole)
     )
     cost_model = cost_model_of(replace(whole, kernels=kernels), 1)
     product, other = cost_model.modelled([mm(32, 128, 100), relu(5000)])
@@ -170,7 +178,7 @@ def test_kernels_respond_to_cores_far_apart_as_their_variant_does() -> None:
     whole = machine()
     kernels = tuple(
         replace(kernel, core_to_core=0.3 if "mm" in kernel.op.packet else -0.2)
-        for kernel in whole.kernels
+        for kernel in as_long(whole)
     )
     cost_model = cost_model_of(replace(whole, kernels=kernels), 1)
     product, other = cost_model.modelled([mm(32, 128, 100), relu(5000)])
@@ -181,6 +189,25 @@ def test_kernels_respond_to_cores_far_apart_as_their_variant_does() -> None:
     (item,) = (item for item in items if item.op == 0)
     assert item.response_between == pytest.approx(0.3, abs=0.02)
     assert cost_model_of(whole, 1).core_responses.between(product, 0.0) == 0.0
+
+
+def test_a_long_kernel_responds_as_others_of_its_length() -> None:
+    """Relus of 1 us take 1.8 times as long with cores far apart, products of 1 ms no longer: a relu
+    of 1 ms hardly does, but for the relus' weight.
+    """
+    whole = machine()
+    kernels = tuple(
+        replace(kernel, samples=Samples((1e-3,)), core_to_core=0.0)
+        if "mm" in kernel.op.packet
+        else replace(kernel, samples=Samples((1e-6,)), core_to_core=0.8)
+        for kernel in as_long(whole)
+    )
+    responses = _Responses(
+        cost_model_of(replace(whole, kernels=kernels), 1), lambda kernel: kernel.core_to_core
+    )
+    (variant,) = {variant for variant in responses._cost_model.kernels if variant[0] == "relu"}
+    assert responses._part(variant, 1e-6) == pytest.approx(0.8, abs=0.01)
+    assert responses._part(variant, 1e-3) == pytest.approx(0.0, abs=0.01)
 
 
 def test_a_kernel_streams_its_operands_three_times_at_most() -> None:

@@ -774,8 +774,19 @@ def test_touching_and_giving_back_are_told_apart() -> None:
     """
     ticks = iter([0.0, 4.0, 4.0, 5.0, 5.0, 7.0])
     touch = memory._touch(2**20, Clock(now=lambda: next(ticks), switches=lambda: 0))
-    assert (touch.fault_s, touch.again_s, touch.release_s) == (3 / 256, 1 / 256, 2 / 256)
+    assert (touch.first_s, touch.again_s, touch.release_s) == (4 / 256, 1 / 256, 2 / 256)
+    assert memory._faults_s([touch]) == [3 / 256]
     assert touch.faults >= 256
+
+
+def test_a_slow_second_writing_makes_no_page_fault_cheaper() -> None:
+    """Of each size by itself: in most touches writing again takes longer than the first time."""
+    small, large = (
+        [memory._Touch(size, first_s, again_s, 0.0, 1, False) for again_s in (9.0, 1.0, 9.0, 1.0)]
+        for size, first_s in ((2**20, 4.0), (2**22, 3.0))
+    )
+    mixed = [touch for pair in zip(small, large) for touch in pair]
+    assert memory._faults_s(mixed) == [3.0, 2.0] * 4
 
 
 def test_kinds_of_patterns_and_layers_are_all_there() -> None:
