@@ -28,10 +28,10 @@ variant's, of which one as long has 1. Left out one by one (AMD EPYC, Zen 5), pa
 mean of absolute values by 0.085 on a shared core (2,861 kernels with one thread, mean 0.13), and by
 0.21 with cores far from each other (298 with two threads, mean 0.35); of kernels of more than
 0.3 ms by 0.040 and 0.124, their bias is 0.00 and +0.02. With weights that fall as slowly as the
-inverse square of octaves, and without the prior of all, it was 0.01 and +0.04: a long step of short
-kernels' responses was predicted 20 % too long.
+inverse square of octaves, and without the prior of all, it was 0.01 and +0.04.
 """
 _LEAST_WEIGHT = 1e-4
+"""Weight of a kernel far shorter or longer: it counts where there is no other."""
 _MOST_RESPONSE = 3.0
 """Largest response; one kernel's is noise above."""
 
