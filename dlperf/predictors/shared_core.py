@@ -118,6 +118,7 @@ class _Responses:
         logs, parts = self._by_family[""]
         found = np.average(parts, weights=_weights(logs - at))
         of_variant = self._points(kernel for _, kernel in rows)
+        # Of a family of which nothing was seen, nothing was of the variant: both are empty.
         for logs, parts in (self._by_family.get(family, of_variant), of_variant):
             found = np.average([found, *parts], weights=[_PRIOR_WEIGHT, *_weights(logs - at)])
         return float(found)

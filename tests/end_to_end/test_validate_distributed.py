@@ -18,7 +18,7 @@ import pytest
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.microbench.hosts import namespaces, ranks
-from tests.end_to_end.test_interrupts import PATIENCE_S, descendants, left_running
+from tests.end_to_end.test_interrupts import PATIENCE_S, descendants, left_running, words_of
 
 UNUSABLE, FAILED = 2, 1
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,10 +164,7 @@ def test_an_interrupt_leaves_neither_ranks_nor_hosts(
     )
 
     def measuring(pid: int) -> bool:
-        try:
-            return "dlperf.microbench.network" in Path(f"/proc/{pid}/cmdline").read_text()
-        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            return False
+        return "dlperf.microbench.network" in words_of(pid)
 
     try:
         until = time.monotonic() + PATIENCE_S

@@ -192,8 +192,8 @@ def test_kernels_respond_to_cores_far_apart_as_their_variant_does() -> None:
 
 
 def test_a_long_kernel_responds_as_others_of_its_length() -> None:
-    """Relus of 1 us take 1.8 times as long with cores far apart, products of 1 ms no longer: a relu
-    of 1 ms hardly does, but for the relus' weight.
+    """Relus of 1 us take 1.8 times as long with cores far apart, products of 1 ms as long as near:
+    so does a relu of 1 ms.
     """
     whole = machine()
     kernels = tuple(

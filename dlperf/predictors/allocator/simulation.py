@@ -124,6 +124,11 @@ class Process:
     predecessors: tuple[Owners, ...]
     peak_bytes: int
 
+    @property
+    def usual_faults(self) -> float:
+        """First touches of 4 KiB pages in the median step."""
+        return statistics.median(sum(step.faults) for step in self.steps)
+
 
 class MemoryMap:
     """Who used each byte of the addresses last.
@@ -174,7 +179,7 @@ class Script:
         self._copied = [
             n_bytes
             for storage, n_bytes in zip(trace.storages, self._sizes)
-            if storage.kind in _STATE and storage.born < 0 and n_bytes
+            if storage.kind in _STATE and n_bytes
         ]
         self._n_ops = len(trace.ops)
         self._before: list[int] = []  # there before the first step and after the last
@@ -450,14 +455,15 @@ def simulate(
     script = Script(trace, scratch_bytes, kept, lasting)
     varies = not (chosen.purges or chosen.keeps)
     n_processes = max(1, min(N_PROCESSES, N_STEPPED_OPS // (N_STEPS * max(1, len(trace.ops)))))
-    runs = [script.run(chosen, seed) for seed in range(n_processes if varies else 1)]
+    runs = sorted(
+        (script.run(chosen, seed) for seed in range(n_processes if varies else 1)),
+        key=lambda run: run.usual_faults,
+    )
     peak_bytes = round(statistics.median(run.peak_bytes for run in runs))
-    by_process = [statistics.median(sum(step.faults) for step in run.steps) for run in runs]
-    by_faults = [runs[i] for i in sorted(range(len(runs)), key=by_process.__getitem__)]
-    likely = by_faults[(len(runs) - 1) // 2]
+    by_process = [run.usual_faults for run in runs]
+    likely = runs[(len(runs) - 1) // 2]
     n_apart = len(runs) // 4
-    middle = by_faults[n_apart : len(runs) - n_apart]
-    steps = tuple(step for run in middle for step in run.steps)
+    steps = tuple(step for run in runs[n_apart : len(runs) - n_apart] for step in run.steps)
     if chosen.keeps:  # the memory that small requests keep apart is there from some step on
         steps = (min(steps, key=lambda step: sum(step.faults)),)
         by_process = [sum(steps[0].faults)]

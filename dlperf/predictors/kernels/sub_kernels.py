@@ -38,7 +38,9 @@ _IMAGES = {
 AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp, UpSampleKernel.cpp).
 """
 _RESULT_FIRST = ("softmax", "_pool", "upsample", "embedding_dense_backward")
-"""Parts of the names of operators that make their result before they copy an operand."""
+"""Parts of the names of operators that make their result before they copy an operand (read with a
+malloc that logs, torch 2.13).
+"""
 _CONVOLUTIONS = {"convolution": 1, "convolution_backward": 2}
 """Operators whose operands must lie as their image, the last one, or the weight after it suggests
 (Convolution.cpp).
