@@ -139,6 +139,7 @@ def _rows(index: int, u: float, v: float, w: float) -> list[Op]:
                 Op("aten._log_softmax_backward_data.default", (lines, lines, 1, _FLOAT32)),
                 Op("aten._softmax.default", (lines, -1, False)),
                 Op("aten._softmax_backward_data.default", (lines, lines, -1, _FLOAT32)),
+                Op("aten._safe_softmax.default", (lines, -1)),
                 Op("aten.sum.dim_IntList", (lines, (0,), True)),
                 Op("aten.sum.dim_IntList", (lines, (1,), True)),
                 Op("aten.mean.dim", (lines, (1,))),
@@ -160,7 +161,6 @@ def _rows(index: int, u: float, v: float, w: float) -> list[Op]:
         (
             fits and three == 1,
             [
-                Op("aten._safe_softmax.default", (lines, -1)),
                 Op("aten.linalg_vector_norm.default", (lines, 2, (1,), True)),
                 Op("aten.logsumexp.default", (lines, (1,))),
             ],
