@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
+from dlperf.predictors.allocator import simulation
 from dlperf.predictors.allocator.simulation import (
     FRESH,
     N_COUNTED,
     N_PROCESSES,
+    N_STEPS,
     PAGE_BYTES,
     PEAK_STEPS,
     POLICIES,
@@ -552,6 +554,16 @@ def test_the_faults_are_the_mean_of_the_steps_of_the_middle_half_of_the_processe
     fewest, _, most = found.faults_of_a_step  # of all processes
     assert fewest <= usual(middle[0]) <= usual(middle[-1]) <= most
     assert simulate(trace, no_scratch) == found  # the same seeds, the same requests
+
+
+def test_processes_with_many_requests_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = step(*(Storage(MIB, 0, 2) for _ in range(3)), n_ops=3)
+    one = Script(trace, no_scratch).run(policy_of("default"))
+    assert one.n_requests > N_STEPS * 3
+    monkeypatch.setattr(simulation, "N_REQUESTS", 3 * one.n_requests - 1)
+    assert len(simulate(trace, no_scratch).steps) == 2 * N_COUNTED
+    monkeypatch.setattr(simulation, "N_REQUESTS", 1)
+    assert len(simulate(trace, no_scratch).steps) == N_COUNTED
 
 
 class WatchedHeap(Heap):

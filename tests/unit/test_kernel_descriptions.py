@@ -420,6 +420,25 @@ def test_what_the_gradient_of_a_weight_takes_names_its_curve() -> None:
     assert near.variant in far.fallbacks
 
 
+@pytest.mark.parametrize(
+    ("side", "c_out", "columns"),
+    [
+        (15, 32, 0),  # 225 pixels
+        (16, 32, 8 * 32 * 25),  # 256
+        (16, 64, 0),  # a product with two channels each
+    ],
+)
+def test_columns_that_a_single_channel_is_multiplied_with_may_be_long(
+    side: int, c_out: int, columns: int
+) -> None:
+    forward = convolution(8, 32, c_out, (side, side), (5, 5), 1, 2, groups=32)
+    of_input, of_weight = map(describe, sub_kernels(backward_of(forward)))
+    assert of_input is not None
+    assert of_weight is not None
+    assert of_weight.variant[3] == "gemm"
+    assert (of_input.terms[-1], of_weight.terms[-1]) == (0.0, columns)
+
+
 # -- torch as oracle -------------------------------------------------------------------------------
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
+from functools import cache
 
 from dlperf.core.units import KIB, MIB
 from dlperf.predictors.allocator.heap import HUGE_PAGE_BYTES, PAGE_BYTES, Counting
@@ -46,8 +48,8 @@ class Heap(Counting):
         self._policy = policy
         self.mmap_threshold, self.trim_threshold = policy.mapping_bytes, policy.trim_bytes
         self._chunks: dict[int, int] = {}  # size of each chunk in use, in the cache or a fastbin
-        self._tcache: dict[int, list[int]] = {}
-        self._fastbins: dict[int, list[int]] = {}
+        self._tcache: defaultdict[int, list[int]] = defaultdict(list)
+        self._fastbins: defaultdict[int, list[int]] = defaultdict(list)
         self._n_fast = 0
         self._free: dict[int, int] = {}  # size of each free chunk that coalesces
         self._ending: dict[int, int] = {}  # its end -> its address
@@ -71,6 +73,7 @@ class Heap(Counting):
 
     def allocate(self, n_bytes: int) -> tuple[int, int]:
         """(address, page faults at first touch) of a tensor's memory (posix_memalign)."""
+        self.n_requests += 1
         before = self._n_faults
         huge = self._policy.huge_bytes is not None and n_bytes >= self._policy.huge_bytes
         alignment = PAGE_BYTES if huge else _ALIGNMENT
@@ -93,7 +96,8 @@ class Heap(Counting):
             self._chunks[address] = size
             self._chunks[address + size] = room - size
             self._free_chunk(address + size)
-        self._touch(_page_end(self._top + _HEADER))
+        if self._top + _HEADER > self._touched:
+            self._touch(_page_end(self._top + _HEADER))
         return address, self._n_faults - before
 
     def malloc(self, n_bytes: int) -> int:
@@ -102,6 +106,7 @@ class Heap(Counting):
         """
         if n_bytes < 0:
             return self.allocate(-n_bytes)[0]
+        self.n_requests += 1
         size = _chunk_bytes(n_bytes)
         cached = self._tcache.get(size)
         if cached:
@@ -165,7 +170,7 @@ class Heap(Counting):
 
     def _take_fast(self, size: int) -> int:
         """The last chunk of a fastbin; others of it fill the cache."""
-        fastbin, cached = self._fastbins[size], self._tcache.setdefault(size, [])
+        fastbin, cached = self._fastbins[size], self._tcache[size]
         address = fastbin.pop()
         self._n_fast -= 1
         while fastbin and len(cached) < _TCACHE_COUNT:
@@ -176,7 +181,7 @@ class Heap(Counting):
     def _take_small(self, size: int) -> int:
         """The oldest chunk of a small bin; others of it fill the cache."""
         address = self._from_bin(size)
-        cached = self._tcache.setdefault(size, [])
+        cached = self._tcache[size]
         while size in self._bins and len(cached) < _TCACHE_COUNT:
             cached.append(self._from_bin(size))
         return address
@@ -221,7 +226,7 @@ class Heap(Counting):
                 self._put(found, address)
                 continue
             self._chunks[address] = self._forget(address)
-            waiting = self._tcache.setdefault(size, [])
+            waiting = self._tcache[size]
             if size > _TCACHE_BYTES or len(waiting) >= _TCACHE_COUNT:
                 return address
             waiting.append(address)
@@ -245,12 +250,12 @@ class Heap(Counting):
         """_int_free: into the cache, a fastbin, or together with free neighbours."""
         size = self._chunks[address]
         if size <= _TCACHE_BYTES:
-            cached = self._tcache.setdefault(size, [])
+            cached = self._tcache[size]
             if len(cached) < _TCACHE_COUNT:
                 cached.append(address)
                 return
             if size <= _FASTBIN_BYTES:
-                self._fastbins.setdefault(size, []).append(address)
+                self._fastbins[size].append(address)
                 self._n_fast += 1
                 return
         del self._chunks[address]
@@ -379,6 +384,7 @@ def _bin_number(size: int) -> int:
     return 126
 
 
+@cache
 def _chunk_bytes(n_bytes: int) -> int:
     """The chunk that serves a request (request2size)."""
     return max(_SMALLEST, (n_bytes + _HEADER // 2 + 15) // 16 * 16)

@@ -15,8 +15,8 @@ _SLAB_BYTES = 16 * KIB
 
 
 class Counting:
-    """Blocks in use, and what has happened so far: first touches of pages of 2 MiB, those of pages
-    of 4 KiB by which a heap grew, and pages of 4 KiB given back.
+    """Blocks in use, and what has happened so far: requests of a heap, first touches of pages of
+    2 MiB, those of pages of 4 KiB by which a heap grew, and pages of 4 KiB given back.
 
     A block has its size, and the bytes touched of a mapping of its own (glibc), its resident pages
     (jemalloc) or whether it is small (a device).
@@ -24,6 +24,7 @@ class Counting:
 
     def __init__(self) -> None:
         self._used: dict[int, tuple[int, int]] = {}
+        self.n_requests = 0
         self.huge_faults = self.heap_faults = 0
         self.released_pages = 0
 

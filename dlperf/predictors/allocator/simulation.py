@@ -64,8 +64,10 @@ N_STEPS, N_COUNTED = 14, 9
 """Steps run and the last of them, which are counted; the thresholds settle within the first few."""
 N_PROCESSES = 15
 """Processes simulated where memory is given back, each with other small requests before it."""
-N_STEPPED_OPS = 180_000
-"""About as many ops are stepped through: a trace of many ops has fewer processes."""
+N_REQUESTS = 2_500_000
+"""About as many requests for memory are simulated, at about 3 us each (AMD EPYC of Zen 4): where a
+process has many, there are fewer processes.
+"""
 FREE_CHUNKS = ((3, 64 * KIB, 220 * KIB), (27, KIB, 4 * KIB), (260, 136, KIB), (100, 24, 120))
 """Number and least and largest bytes of the free chunks in a process that has imported torch and
 built a model.
@@ -117,12 +119,13 @@ def owner_of_scratch(op: int) -> int:
 @dataclass(frozen=True)
 class Process:
     """The counted steps of one process; `predecessors` (of the last of them) and `peak_bytes` as in
-    :class:`AllocatorSimulation`.
+    :class:`AllocatorSimulation`; requests for memory in all steps.
     """
 
     steps: tuple[StepPages, ...]
     predecessors: tuple[Owners, ...]
     peak_bytes: int
+    n_requests: int
 
     @property
     def usual_faults(self) -> float:
@@ -377,7 +380,8 @@ class Script:
                 malloc((STORAGE,))
                 heap.allocate(n_bytes)
                 malloc(TENSOR)
-        return Process(tuple(steps[-N_COUNTED:]), tuple(predecessors), peak - at_first)
+        counted = tuple(steps[-N_COUNTED:])
+        return Process(counted, tuple(predecessors), peak - at_first, heap.n_requests)
 
     def _stages_of(self, index: int) -> list[tuple[Stage, Sequence[int]]]:
         """The stages of an op, each with the storages that it makes: of a convolution's backward
@@ -454,11 +458,11 @@ def simulate(
     chosen = policy_of(policy)
     script = Script(trace, scratch_bytes, kept, lasting)
     varies = not (chosen.purges or chosen.keeps)
-    n_processes = max(1, min(N_PROCESSES, N_STEPPED_OPS // (N_STEPS * max(1, len(trace.ops)))))
-    runs = sorted(
-        (script.run(chosen, seed) for seed in range(n_processes if varies else 1)),
-        key=lambda run: run.usual_faults,
-    )
+    runs = [script.run(chosen)]
+    if varies:
+        n_processes = min(N_PROCESSES, N_REQUESTS // max(1, runs[0].n_requests))
+        runs += [script.run(chosen, seed) for seed in range(1, n_processes)]
+        runs.sort(key=lambda run: run.usual_faults)
     peak_bytes = round(statistics.median(run.peak_bytes for run in runs))
     by_process = [run.usual_faults for run in runs]
     likely = runs[(len(runs) - 1) // 2]

@@ -204,6 +204,7 @@ def _convolution(op: Op, threads: int, block: int) -> KernelDescription | None:
     # code.
     moved_in = 0 if is_product or implementation == "first" else n * padded(c_in, block) * pixels
     moved_out = 0 if is_product else n * padded(c_out, block) * out
+    has_long_columns = is_product and what == "conv_weight" and c_out_g == 1 and out >= _LONG_COLUMN
     work = (
         products,
         stores * window.fits_stride,
@@ -217,7 +218,7 @@ def _convolution(op: Op, threads: int, block: int) -> KernelDescription | None:
         moved_out,
         moved_out * (c_out % block != 0),
         n * groups * is_product,
-        n * c_in * kernel * (is_product and c_out_g == 1 and out >= _LONG_COLUMN),
+        n * c_in * kernel * has_long_columns,
     )
     variant, *others = _variants(what, dtype, kind, implementation, _is_channels_last(image))
     return KernelDescription(variant, features, (1.0, *map(float, work)), tuple(others))
