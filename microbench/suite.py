@@ -23,7 +23,7 @@ from dlperf.core.costs import CORE_SPEED
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.files import check_writable, schema_of
 from dlperf.core.machine import SCHEMA, Machine
-from dlperf.core.machine_doubts import has_failed_with, join_threads
+from dlperf.core.machine_doubts import busy_line, has_failed_with, join_threads
 from dlperf.core.readings import with_readings
 from dlperf.core.text import counted
 from dlperf.core.trace import Op, Trace
@@ -90,7 +90,6 @@ def calibrate(
     reason = refused(former)
     anew = [one for one in dict.fromkeys(threads) if reason or has_failed_with(former, one)]
     machine = _fresh(mode) if reason else _without(former, anew, mode)
-    n_before = _n_busy(machine)
     if max(threads) > machine.cpu.n_cores:
         log(
             f"warning: {max(threads)} threads on {machine.cpu.n_cores} cores: they will wait for"
@@ -153,13 +152,9 @@ def calibrate(
     machine = replace(machine, complete=not any(map(machine.n_left_out, counts)))
     machine = with_readings(at_reference(machine), ())
     machine.save(path)
-    n_busy = _n_busy(machine) - n_before
-    if n_busy > 0:
-        log(
-            f"warning: the machine was busy while {n_busy} of {n_groups}"
-            f" group{'s were' if n_groups != 1 else ' was'} measured; dlperf machine show names"
-            " them, and the same command, when it is quiet, measures them again"
-        )
+    for count in work:
+        if told := busy_line(machine, count):
+            log(f"warning: {told}")
     return machine
 
 
@@ -188,13 +183,6 @@ def what_is_kept(path: Path, n_groups: int) -> str:
     return (
         "no group was finished, so"
         f" {f'{path} is as it was' if path.exists() else 'nothing was kept'}"
-    )
-
-
-def _n_busy(machine: Machine) -> int:
-    return sum(
-        len(machine.busy_groups(threads))
-        for threads in {cost.threads for cost in machine.costs} | set(machine.threads)
     )
 
 

@@ -119,7 +119,7 @@ COMMAND = Command(
             "leave the trace of the step out of the file; report then asks for the target",
         ),
         ACCELERATOR,
-        output("measurement file to write"),
+        output("measurement file to write; needed unless --json writes it"),
         *common(),
         *MODEL,
     ),

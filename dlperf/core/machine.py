@@ -275,6 +275,17 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         }
         return {group: names for group, names in missing.items() if names}
 
+    def calibration(self, *options: str) -> str:
+        """The command that measures into this file.
+
+        >>> Machine(Cpu("", 1), path="m.json").calibration("--quick")
+        'dlperf calibrate --quick -o m.json'
+        """
+        is_default = not self.path or Path(self.path) == default_path()
+        return " ".join(
+            ["dlperf calibrate", *options, *(() if is_default else ("-o", str(self.path)))]
+        )
+
     def busy_groups(self, threads: int) -> tuple[str, ...]:
         """The groups that were measured with `threads` while others had a part of the machine, as
         the calibration noted.
@@ -429,8 +440,9 @@ def _of_nearest(tests: Sequence[AnyTest], threads: int) -> tuple[AnyTest, ...]:
     return tuple(test for test in tests if test.threads == nearest)
 
 
-def lacks(machine: Machine, what: str, way_out: str = "; run dlperf calibrate") -> DlperfError:
-    """The error of what a machine file does not hold."""
+def lacks(machine: Machine, what: str, way_out: str = "") -> DlperfError:
+    """The error of what a machine file does not hold; by default a calibration is the way out."""
+    way_out = way_out or f"; run {machine.calibration()}"
     return DlperfError(f"{machine.path or 'machine'}: holds no {what}{way_out}")
 
 

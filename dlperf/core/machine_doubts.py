@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from dlperf.core import host
-from dlperf.core.files import default_path
 from dlperf.core.machine import Cpu, Machine
 from dlperf.core.readings import first_referred
 from dlperf.core.state import Reading
@@ -65,11 +63,10 @@ def remedy(machine: Machine, *threads: int) -> str:
     is_unfit = has_unfit_reference(machine)
     counts = machine.threads if is_unfit else threads
     failed = [count for count in counts if has_failed_with(machine, count)]
-    command = "dlperf calibrate" + ("" if machine.mode == "full" else f" --{machine.mode}")
+    options = [] if machine.mode == "full" else [f"--{machine.mode}"]
     if counts:
-        command += f" --threads {','.join(map(str, counts))}"
-    if machine.path and Path(machine.path) != default_path():
-        command += f" -o {machine.path}"
+        options.append(f"--threads {','.join(map(str, counts))}")
+    command = machine.calibration(*options)
     if is_unfit:
         return f"{command} measures the whole file anew"
     if failed:
@@ -127,20 +124,20 @@ def find_state_problem(machine: Machine) -> str:
         way_out = "makes it at its end" if goes_on else "measures anew"
         return (
             "contains no reference state, so states have no effect, and hours differ from a"
-            f" prediction by {format_percent(HOUR_SPREAD)} more (standard deviation); dlperf"
-            f" calibrate {way_out}"
+            f" prediction by {format_percent(HOUR_SPREAD)} more (standard deviation);"
+            f" {machine.calibration()} {way_out}"
         )
     if not machine.readings:
         return (
             "contains no readings of its state, so the reference counts as its usual one, and"
-            " predictions are too short by what the machine is slower than at its best; dlperf"
-            " calibrate --refresh adds some"
+            " predictions are too short by what the machine is slower than at its best;"
+            f" {machine.calibration('--refresh')} adds some"
         )
     if has_fitting_reference(machine):
         return ""
     return (
         "contains readings that contradict its reference state (median:"
-        f" {machine.usual_state.describe()}); dlperf calibrate measures anew"
+        f" {machine.usual_state.describe()}); {machine.calibration()} measures anew"
     )
 
 
@@ -179,8 +176,8 @@ def find_mismatches(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> lis
     theirs, ours = machine.versions.get("torch"), versions.get("torch")
     if theirs and ours and theirs.partition("+")[0] != ours.partition("+")[0]:
         found.append(
-            f"{name} was measured with torch {theirs}, this is torch {ours}: extrapolated; dlperf"
-            " calibrate --force measures anew"
+            f"{name} was measured with torch {theirs}, this is torch {ours}: extrapolated;"
+            f" {machine.calibration('--force')} measures anew"
         )
     return found
 
