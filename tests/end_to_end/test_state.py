@@ -19,8 +19,8 @@ from dlperf.microbench import refresh
 
 ONE = Reading(1e-4, 1e-4, 1e-5, 1e-4, 1e-2, 1e-4)
 NO_REFERENCE = (
-    "warning: {}: contains no reference state, so states have no effect, and hours differ from a"
-    " prediction by 6.4 % more (standard deviation); dlperf calibrate measures anew"
+    "warning: {0}: contains no reference state, so states have no effect, and hours differ from a"
+    " prediction by 6.4 % more (standard deviation); dlperf calibrate -o {0} measures anew"
 )
 SLOW = replace(ONE, core_s=1.25e-4, dram_s=1.5e-2)  # core 1.25, DRAM 1.5
 
@@ -317,7 +317,7 @@ def test_readings_that_contradict_the_reference_are_doubted(
         done = dlperf(*words, *on)
         assert done.status == 0
         assert done.err.count(line) == 1
-        assert "; dlperf calibrate measures anew" in done.err
+        assert f"; dlperf calibrate -o {referenced} measures anew" in done.err
 
 
 @pytest.mark.parametrize(
