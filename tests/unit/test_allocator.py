@@ -564,6 +564,9 @@ def test_processes_with_many_requests_are_fewer(monkeypatch: pytest.MonkeyPatch)
     assert len(simulate(trace, no_scratch).steps) == 2 * N_COUNTED
     monkeypatch.setattr(simulation, "N_REQUESTS", 1)
     assert len(simulate(trace, no_scratch).steps) == N_COUNTED
+    other = Script(trace, no_scratch).run(policy_of("huge-pages"))
+    monkeypatch.setattr(simulation, "N_REQUESTS_OTHERWISE", 4 * other.n_requests)
+    assert len(simulate(trace, no_scratch, "huge-pages").steps) == 2 * N_COUNTED
 
 
 class WatchedHeap(Heap):

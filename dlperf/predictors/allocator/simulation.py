@@ -64,9 +64,10 @@ N_STEPS, N_COUNTED = 14, 9
 """Steps run and the last of them, which are counted; the thresholds settle within the first few."""
 N_PROCESSES = 15
 """Processes simulated where memory is given back, each with other small requests before it."""
-N_REQUESTS = 2_500_000
-"""About as many requests for memory are simulated, at about 3 us each (AMD EPYC of Zen 4): where a
-process has many, there are fewer processes.
+N_REQUESTS, N_REQUESTS_OTHERWISE = 2_500_000, 500_000
+"""About as many requests for memory are simulated under the default policy and under another, which
+is mostly for a recommendation; about 3 us each (AMD EPYC of Zen 4). Where a process has many, there
+are fewer processes.
 """
 FREE_CHUNKS = ((3, 64 * KIB, 220 * KIB), (27, KIB, 4 * KIB), (260, 136, KIB), (100, 24, 120))
 """Number and least and largest bytes of the free chunks in a process that has imported torch and
@@ -460,7 +461,8 @@ def simulate(
     varies = not (chosen.purges or chosen.keeps)
     runs = [script.run(chosen)]
     if varies:
-        n_processes = min(N_PROCESSES, N_REQUESTS // max(1, runs[0].n_requests))
+        n_requests = N_REQUESTS if policy == "default" else N_REQUESTS_OTHERWISE
+        n_processes = min(N_PROCESSES, n_requests // max(1, runs[0].n_requests))
         runs += [script.run(chosen, seed) for seed in range(1, n_processes)]
         runs.sort(key=lambda run: run.usual_faults)
     peak_bytes = round(statistics.median(run.peak_bytes for run in runs))
