@@ -281,10 +281,9 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         >>> Machine(Cpu("", 1), path="m.json").calibration("--quick")
         'dlperf calibrate --quick -o m.json'
         """
-        is_default = not self.path or Path(self.path) == default_path()
-        return " ".join(
-            ["dlperf calibrate", *options, *(() if is_default else ("-o", str(self.path)))]
-        )
+        is_elsewhere = self.path and Path(self.path) != default_path()
+        file = (f"-o {self.path}",) if is_elsewhere else ()
+        return " ".join(("dlperf calibrate", *options, *file))
 
     def busy_groups(self, threads: int) -> tuple[str, ...]:
         """The groups that were measured with `threads` while others had a part of the machine, as

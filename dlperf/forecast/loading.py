@@ -218,10 +218,8 @@ class LoaderCosts:
 
     def __post_init__(self) -> None:
         if not has_costs(self.machine):
-            where = f" -o {self.machine.path}" if self.machine.path else ""
-            raise lacks(
-                self.machine, "costs of loading data", f"; dlperf calibrate{where} adds them"
-            )
+            way_out = f"; {self.machine.calibration()} adds them"
+            raise lacks(self.machine, "costs of loading data", way_out)
 
     def _cost_s(self, name: str) -> float:
         return self._at_state_s(f"loader_{name}")

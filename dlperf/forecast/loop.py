@@ -50,10 +50,8 @@ def _cost_s(prediction: PredictedStep, name: str, asked: bool = True) -> float:
     if not machine.costs_of(f"loop_{name}"):
         if not asked:
             return 0.0
-        where = f" -o {machine.path}" if machine.path else ""
-        raise lacks(
-            machine, f"cost of {name.split('_')[0]!r}", f"; dlperf calibrate{where} adds it"
-        )
+        way_out = f"; {machine.calibration()} adds it"
+        raise lacks(machine, f"cost of {name.split('_')[0]!r}", way_out)
     return machine.cost_value(f"loop_{name}", prediction.threads, state=prediction.state)
 
 

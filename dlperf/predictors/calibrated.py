@@ -141,8 +141,7 @@ def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     line = (
         f"{machine.path or 'the machine file'} holds no costs {', '.join(names[:4])}{more}, which"
-        " count as nothing: predictions come out too low; dlperf calibrate"
-        f"{f' -o {machine.path}' if machine.path else ''} adds them"
+        f" count as nothing: predictions come out too low; {machine.calibration()} adds them"
     )
     return (line,) if names else ()
 

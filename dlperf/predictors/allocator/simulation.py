@@ -462,7 +462,7 @@ def simulate(
     runs = [script.run(chosen)]
     if varies:
         n_requests = N_REQUESTS if policy == "default" else N_REQUESTS_OTHERWISE
-        n_processes = min(N_PROCESSES, n_requests // max(1, runs[0].n_requests))
+        n_processes = min(N_PROCESSES, n_requests // runs[0].n_requests)
         runs += [script.run(chosen, seed) for seed in range(1, n_processes)]
         runs.sort(key=lambda run: run.usual_faults)
     peak_bytes = round(statistics.median(run.peak_bytes for run in runs))
