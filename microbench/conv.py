@@ -170,6 +170,13 @@ def _first_or(u: float, first: tuple[int, ...], low: int, high: int, tidy: bool)
     return _channels((u - 0.25) / 0.75, low, high, tidy)
 
 
+def _side(index: int, size: int) -> int:
+    """A side of an image: of two of five a power of two from 16 on, as in many networks. Planes of
+    4 KiB and multiples of it lie in the same sets of a cache, and are put into blocks more slowly.
+    """
+    return 1 << round(math.log2(size)) if size >= 12 and turn(index, 5, 3) < 2 else size
+
+
 def _dense(
     index: int,
     *point: float,
@@ -180,7 +187,7 @@ def _dense(
     tidy = turn(index, 5) < 3
     kernel = pick(a, (1, 3, 3, 3, 3, 3, 5, 7, 4, 2))
     # Maps shrink to a few elements towards the end of a network, and to less than a padded kernel.
-    size = log_pick(b, min(kernel, 2), 128)
+    size = _side(index, log_pick(b, min(kernel, 2), 128))
     stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else 2
     is_dilated = kernel > 1 and stride == 1 and 2 * (kernel - 1) < size and turn(index, 9, 2) == 0
     dilation = 2 if is_dilated else 1
@@ -202,7 +209,7 @@ def _dense(
 
 def _one_tap(index: int, a: float, b: float, c: float, d: float) -> Op:
     """1x1 without a stride, half of whose images are too few for oneDNN to get them."""
-    size, tidy = log_pick(a, 2, 64), turn(index, 5) < 3
+    size, tidy = _side(index, log_pick(a, 2, 64)), turn(index, 5) < 3
     return convolution(
         log_pick(d, 2, 128),
         _channels(b, 4, 1024, tidy),
@@ -217,7 +224,7 @@ def _depthwise(index: int, a: float, b: float, c: float, d: float) -> Op:
     kernel, channels, size = (
         pick(a, (3, 3, 3, 5, 7)),
         _channels(b, 4, 512, turn(index, 4) != 0),
-        log_pick(c, 3, 112),
+        _side(index, log_pick(c, 3, 112)),
     )
     stride, with_bias, dilation = (
         1 + turn(index, 3, 2) // 2,
@@ -243,7 +250,8 @@ def _grouped(index: int, a: float, b: float, c: float, d: float, e: float) -> Op
     """Groups of few channels or many, in two of three cases as wide as networks have them (4, 8 or
     multiples of 16), else of any width.
     """
-    n_groups, size, tidy = pick(a, (2, 4, 8, 16, 32)), log_pick(c, 4, 64), turn(index, 3, 1) > 0
+    n_groups, tidy = pick(a, (2, 4, 8, 16, 32)), turn(index, 3, 1) > 0
+    size = _side(index, log_pick(c, 4, 64))
     each_in = pick(b, (4, 8, 8, 16, 16, 32, 64)) if tidy else log_pick(b, 2, 64)
     each_out = (
         each_in if turn(index, 2) else pick(d, (4, 8, 16, 32, 64)) if tidy else log_pick(d, 1, 64)
@@ -266,7 +274,7 @@ def _transposed(index: int, a: float, b: float, c: float, d: float, e: float) ->
     """A quarter give an image of one to three channels, as the last layer of a generator does; a
     fifth are of one image, where torch has kernels of its own.
     """
-    kernel, size = pick(d, (2, 3, 4, 4, 5)), log_pick(e, 2, 96)
+    kernel, size = pick(d, (2, 3, 4, 4, 5)), _side(index, log_pick(e, 2, 96))
     n = 1 if turn(index, 5, 2) == 0 else log_pick(a, 1, 128)
     return convolution(
         n,
@@ -281,7 +289,7 @@ def _transposed(index: int, a: float, b: float, c: float, d: float, e: float) ->
 
 
 def _one_dimensional(index: int, a: float, b: float, c: float, d: float, e: float) -> Op | None:
-    kernel, length = pick(d, (1, 3, 3, 5, 7, 9)), log_pick(e, 8, 4096)
+    kernel, length = pick(d, (1, 3, 3, 5, 7, 9)), _side(index, log_pick(e, 8, 4096))
     dilation = pick(a * 11 % 1, (1, 1, 1, 2, 4, 8)) if kernel > 1 else 1
     if dilation * (kernel - 1) >= length:
         return None
@@ -304,7 +312,7 @@ def _three_dimensional(index: int, a: float, b: float, c: float, d: float, e: fl
     """A quarter are first layers, on clips of one to three channels."""
     depth, side, kernel = (
         log_pick(d, 2, 16),
-        log_pick(e, 4, 32),
+        _side(index, log_pick(e, 4, 32)),
         pick(a * 7 % 1, (3, 3, 3, 3, 2, 1)),
     )
     channels = (
@@ -326,8 +334,8 @@ def _input_needed(op: Op, index: int) -> bool:
 
 _KINDS: tuple[tuple[str, int, int, int, Callable[..., Op | None], int], ...] = (
     ("dense", 68, 160, 7, _dense, 1),
-    ("1x1", 14, 44, 4, _one_tap, 1),
-    ("depthwise", 8, 32, 4, _depthwise, 1),
+    ("1x1", 14, 64, 4, _one_tap, 1),
+    ("depthwise", 8, 44, 4, _depthwise, 1),
     ("grouped", 6, 30, 5, _grouped, 1),
     ("transposed", 4, 32, 5, _transposed, 1),
     ("1d", 4, 28, 5, _one_dimensional, 1),

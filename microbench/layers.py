@@ -10,6 +10,7 @@ from dlperf.microbench.plan import (
     Point,
     chosen,
     filled,
+    log_count,
     log_pick,
     log_sizes,
     pick,
@@ -20,7 +21,7 @@ from dlperf.microbench.plan import (
 from dlperf.microbench.uncommon import images, uncommon
 
 T = TensorSpec.contiguous
-_MAX_ELEMENTS = 2**22
+_MAX_ELEMENTS, _MAX_ROWS = 2**22, 2**15
 _FLOAT32 = Symbol("dtype", "float32")
 
 
@@ -31,12 +32,14 @@ def _width(u: float, low: int, high: int, index: int) -> int:
 
 
 def _norms(index: int, u: float, v: float, w: float) -> list[Op]:
-    n, c, size = log_pick(u, 1, 128), log_pick(v, 4, 512), log_pick(w, 1, 96)
+    c, size = log_pick(v, 4, 512), log_pick(w, 1, 96)
+    n = log_count(u, c * size * size, _MAX_ELEMENTS, 256)
     image, channel = T(n, c, size, size), T(c)
     if turn(index, 3) == 2:
         image = T(max(2, n * 4), c)
     moments = (channel,) * 4
-    rows, width = log_pick(u, 1, 8192), _width(v, 8, 4096, index)
+    width = _width(v, 8, 4096, index)
+    rows = log_count(u, width, _MAX_ELEMENTS, _MAX_ROWS)
     lines, per_row, per_column = T(rows, width), T(rows, 1), T(width)
     whole = 4 * max(1, round(c / 4))
     grouped, scale, stats, pixels = T(n, whole, size, size), T(whole), T(n, 4), size * size
@@ -86,7 +89,8 @@ def _norms(index: int, u: float, v: float, w: float) -> list[Op]:
 
 
 def _pools(index: int, u: float, v: float, w: float) -> list[Op]:
-    n, c, size = log_pick(u, 1, 128), log_pick(v, 4, 256), log_pick(w, 6, 112)
+    c, size = log_pick(v, 4, 256), log_pick(w, 6, 112)
+    n = log_count(u, c * size * size, _MAX_ELEMENTS, 256)
     kernel, stride, padding = ((2, 2, 0), (2, 2, 0), (3, 2, 1), (3, 1, 1), (3, 3, 0))[
         turn(index, 5)
     ]
@@ -128,7 +132,8 @@ def _pools(index: int, u: float, v: float, w: float) -> list[Op]:
 
 
 def _rows(index: int, u: float, v: float, w: float) -> list[Op]:
-    rows, width = log_pick(u, 1, 8192), _width(v, 2, 8192, index)
+    width = _width(v, 2, 8192, index)
+    rows = log_count(u, width, _MAX_ELEMENTS, _MAX_ROWS)
     lines, target = T(rows, width), T(rows, dtype="int64")
     fits, three, five = rows * width <= _MAX_ELEMENTS, turn(index, 3), turn(index, 5, 1)
     return chosen(
@@ -188,7 +193,8 @@ def _rows(index: int, u: float, v: float, w: float) -> list[Op]:
 
 
 def _moves(index: int, u: float, v: float, w: float) -> list[Op]:
-    rows, width, table = log_pick(u, 1, 8192), _width(v, 4, 1024, index), log_pick(w, 16, 50000)
+    width, table = _width(v, 4, 1024, index), log_pick(w, 16, 50000)
+    rows = log_count(u, width, _MAX_ELEMENTS, _MAX_ROWS)
     tokens, lines, half = T(rows, dtype="int64"), T(rows, width), max(1, width // 2)
     side = log_pick(v, 2, 64)
     image = T(max(1, rows // 16), 16, side, side)

@@ -125,6 +125,17 @@ def log_pick(u: float, low: float, high: float) -> int:
     return max(1, round(low * math.pow(high / low, u)))
 
 
+def log_count(u: float, n_elements: int, most_elements: int, high: int) -> int:
+    """How many times `n_elements`, uniform in its logarithm: up to `high`, with at most
+    `most_elements` in all. Sizes that are drawn one by one and thrown away where their product is
+    too large would be small ones, mostly.
+
+    >>> [log_count(u, 100, 10_000, 1000) for u in (0.0, 0.5, 1.0)]
+    [1, 10, 100]
+    """
+    return log_pick(u, 1, max(1, min(high, most_elements // n_elements)))
+
+
 def pick(u: float, choices: Sequence[int]) -> int:
     """One of the choices, each with equal weight.
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from math import log2
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.microbench.plan import chosen, log_pick, turn
+from dlperf.microbench.plan import chosen, log_count, log_pick, turn
 
 T = TensorSpec.contiguous
-_MAX_ELEMENTS = 2**20
+_MAX_ELEMENTS, _MAX_IMAGE = 2**20, 2**22
 
 
 def _resampled(name: str, image: TensorSpec, d: int, *arguments: Argument) -> list[Op]:
@@ -39,15 +39,15 @@ def images(index: int, u: float, v: float, w: float) -> list[Op]:
     """Every other point 2d kernels, half of them of large images, which are resampled otherwise; of
     the others half 1d and half 3d ones.
     """
-    n, c = log_pick(u, 1, 32), log_pick(v, 2, 128)
     d = (2, 2, 1, 3)[turn(index, 4)]
-    side = log_pick(w, *{1: (8, 4096), 2: (4, 32), 3: (3, 16)}[d])
+    c, side = log_pick(v, 2, 128), log_pick(w, *{1: (8, 4096), 2: (4, 32), 3: (3, 16)}[d])
     if d == 2 and turn(index, 8) % 2:
-        n, c, side = log_pick(u, 1, 4), log_pick(v, 2, 12), log_pick(w, 33, 80)
+        c, side = log_pick(v, 2, 48), log_pick(w, 33, 80)
     if d == 2 and turn(index, 2, 3) == 0:  # as most networks' images are
         side = 1 << round(log2(side))
+    n = log_count(u, 2**d * c * side**d, _MAX_IMAGE, 64)
     image = T(n, c, *(side,) * d)
-    if 2**d * image.numel > _MAX_ELEMENTS:
+    if 2**d * image.numel > _MAX_IMAGE:
         return []
     smooth = {1: "upsample_linear1d", 2: "upsample_bilinear2d", 3: "upsample_trilinear3d"}[d]
     second = turn(index, 2, 2) == 1
