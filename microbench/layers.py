@@ -34,6 +34,8 @@ def _width(u: float, low: int, high: int, index: int) -> int:
 def _norms(index: int, u: float, v: float, w: float) -> list[Op]:
     c, size = log_pick(v, 4, 512), log_pick(w, 1, 96)
     n = log_count(u, c * size * size, _MAX_ELEMENTS, 256)
+    if turn(index, 6, 1) == 0:  # as InstanceNorm calls it
+        n, c = 1, n * c
     image, channel = T(n, c, size, size), T(c)
     if turn(index, 3) == 2:
         image = T(max(2, n * 4), c)

@@ -421,6 +421,22 @@ def test_what_the_gradient_of_a_weight_takes_names_its_curve() -> None:
 
 
 @pytest.mark.parametrize(
+    ("width", "c_in", "c_out", "aliased"),
+    [
+        (32, 16, 32, (48, 0)),
+        (32, 20, 32, (32, 32)),  # 20 channels are put into two blocks, the second partly empty
+        (31, 16, 32, (0, 0)),
+    ],
+)
+def test_planes_of_whole_pages_are_put_into_blocks_more_slowly(
+    width: int, c_in: int, c_out: int, aliased: tuple[int, int]
+) -> None:
+    found = describe(convolution(4, c_in, c_out, (32, width), (3, 3), padding=1), 1)
+    assert found is not None
+    assert found.terms[-4:-2] == tuple(4.0 * 32 * width * channels for channels in aliased)
+
+
+@pytest.mark.parametrize(
     ("side", "c_out", "columns"),
     [
         (15, 32, 0),  # 225 pixels

@@ -174,6 +174,15 @@ def test_quick_convolutions_are_the_first_of_the_full_ones_that_are_small() -> N
     assert indices == sorted(indices)
 
 
+@pytest.mark.parametrize(
+    "packet", ["aten.native_batch_norm_backward", "aten.native_group_norm", "aten._softmax"]
+)
+def test_layers_are_measured_with_as_many_elements_as_networks_have(packet: str) -> None:
+    sizes = [point.op.inputs[0].numel for point in points("full") if point.op.packet == packet]
+    assert sum(size > 2**18 for size in sizes) >= 2
+    assert 2**20 < max(sizes) <= 2**22
+
+
 def test_sizes_and_picks() -> None:
     assert [log_pick(u, 4, 64) for u in (0.0, 0.5, 0.999999)] == [4, 16, 64]
     assert [pick(u, (1, 2)) for u in (0.0, 0.49, 0.5, 1.0)] == [1, 1, 2, 2]

@@ -56,7 +56,7 @@ def test_a_layer_is_kept_once() -> None:
     op = layer(10, 8, 24, 24)
     found = primitives([op, op], [scratch(op)] * 2)
     assert list(found) == [(0, 0)]
-    assert sum(found[0, 0].last) > 3e5
+    assert sum(map(abs, found[0, 0].last)) > 3e5
 
 
 def test_a_product_takes_a_buffer_that_is_large_enough() -> None:

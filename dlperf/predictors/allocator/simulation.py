@@ -69,7 +69,13 @@ N_REQUESTS, N_REQUESTS_OTHERWISE = 2_500_000, 500_000
 is mostly for a recommendation; about 3 us each (AMD EPYC of Zen 4). Where a process has many, there
 are fewer processes.
 """
-FREE_CHUNKS = ((3, 64 * KIB, 220 * KIB), (27, KIB, 4 * KIB), (260, 136, KIB), (100, 24, 120))
+FREE_CHUNKS = (
+    (1, 256 * KIB, 416 * KIB),
+    (3, 64 * KIB, 220 * KIB),
+    (5, KIB, 4 * KIB),
+    (87, 136, KIB),
+    (93, 24, 120),
+)
 """Number and least and largest bytes of the free chunks in a process that has imported torch and
 built a model.
 """
@@ -335,12 +341,13 @@ class Script:
                     held = take(stage.held)
                     malloc(first.before)
                     read = convert(stage.read, first.conversions)
-                    written = convert(stage.written[:1], first.conversions[len(stage.read) :])
+                    written = convert(stage.written[:1])
                     malloc(first.after)
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes)
                     free(read)
                     written += take(stage.written[1:])
+                    malloc(first.between)
                     for storage in results:
                         # It may have outlived the last step: no trace shows who frees it.
                         drop((storage,))
