@@ -99,7 +99,7 @@ _FURTHER_FRAC = 0.8
 """Part of the time left that these may take, each as long as a planned one so far."""
 BACK_OFF_S = {"quick": 0.5, "full": 20.0, "thorough": 200.0}
 """Total back-off of a worker on a slow core."""
-BUDGET_S = {"quick": 19.0, "full": 205.0, "thorough": 1700.0}
+BUDGET_S = {"quick": 18.0, "full": 205.0, "thorough": 1700.0}
 """How long a worker's plan may take, what a target's exact operations take aside: on a slow machine
 it measures fewer points, not for longer.
 """
