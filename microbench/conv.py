@@ -10,7 +10,17 @@ from functools import partial
 from typing import Any
 
 from dlperf.core.trace import Op, TensorSpec
-from dlperf.microbench.plan import Group, Point, filled, log_pick, pick, repeats, share, turn
+from dlperf.microbench.plan import (
+    Group,
+    Point,
+    filled,
+    log_pick,
+    pick,
+    power_of_two,
+    repeats,
+    share,
+    turn,
+)
 
 _MAX_FLOP = {"quick": 1.5e8, "full": 1.5e9, "thorough": 4e9}
 _MAX_ELEMENTS = 2**23
@@ -174,7 +184,7 @@ def _side(index: int, size: int) -> int:
     """A side of an image: of two of five a power of two from 16 on, as in many networks. Planes of
     4 KiB and multiples of it lie in the same sets of a cache, and are put into blocks more slowly.
     """
-    return 1 << round(math.log2(size)) if size >= 12 and turn(index, 5, 3) < 2 else size
+    return power_of_two(size) if size >= 12 and turn(index, 5, 3) < 2 else size
 
 
 def _dense(

@@ -75,7 +75,7 @@ def _norms(index: int, u: float, v: float, w: float) -> list[Op]:
             ],
         ),
         (
-            rows * width <= _MAX_ELEMENTS,
+            True,
             [
                 Op(
                     "aten.native_layer_norm.default",
@@ -106,10 +106,9 @@ def _pools(index: int, u: float, v: float, w: float) -> list[Op]:
     side = 1 + turn(index, 7, 2)
     sides, adapted = (side, side), T(n, c, side, side)
     indices, adapted_indices = (T(*pool.shape, dtype="int64") for pool in (pooled, adapted))
-    fits = image.numel <= _MAX_ELEMENTS
     return chosen(
         (
-            fits,
+            True,
             [
                 Op("aten.max_pool2d_with_indices.default", (image, *window)),
                 Op(
@@ -119,7 +118,7 @@ def _pools(index: int, u: float, v: float, w: float) -> list[Op]:
             ],
         ),
         (
-            fits and turn(index, 2) == 0,
+            turn(index, 2) == 0,
             [
                 Op("aten.avg_pool2d.default", (image, *window)),
                 Op("aten.avg_pool2d_backward.default", (pooled, image, *window, False, True, None)),
@@ -137,10 +136,10 @@ def _rows(index: int, u: float, v: float, w: float) -> list[Op]:
     width = _width(v, 2, 8192, index)
     rows = log_count(u, width, _MAX_ELEMENTS, _MAX_ROWS)
     lines, target = T(rows, width), T(rows, dtype="int64")
-    fits, three, five = rows * width <= _MAX_ELEMENTS, turn(index, 3), turn(index, 5, 1)
+    three, five = turn(index, 3), turn(index, 5, 1)
     return chosen(
         (
-            fits,
+            True,
             [
                 Op("aten._log_softmax.default", (lines, 1, False)),
                 Op("aten._log_softmax_backward_data.default", (lines, lines, 1, _FLOAT32)),
@@ -153,7 +152,7 @@ def _rows(index: int, u: float, v: float, w: float) -> list[Op]:
             ],
         ),
         (
-            fits and three == 0,
+            three == 0,
             [
                 Op("aten.sum.default", (lines,)),
                 Op("aten.mean.default", (lines,)),
@@ -166,14 +165,14 @@ def _rows(index: int, u: float, v: float, w: float) -> list[Op]:
             ],
         ),
         (
-            fits and three == 1,
+            three == 1,
             [
                 Op("aten.linalg_vector_norm.default", (lines, 2, (1,), True)),
                 Op("aten.logsumexp.default", (lines, (1,))),
             ],
         ),
         (
-            fits and five == 0,
+            five == 0,
             [
                 Op("aten.std.correction", (lines,)),
                 Op("aten.topk.default", (lines, 1 + width // 10)),
@@ -185,7 +184,7 @@ def _rows(index: int, u: float, v: float, w: float) -> list[Op]:
             [Op("aten.sort.default", (lines,)), Op("aten.logcumsumexp.default", (lines, 1))],
         ),
         (
-            fits,
+            True,
             [
                 Op("aten.nll_loss_forward.default", (lines, target, None, 1, -100)),
                 Op("aten.nll_loss_backward.default", (T(), lines, target, None, 1, -100, T())),
@@ -200,17 +199,16 @@ def _moves(index: int, u: float, v: float, w: float) -> list[Op]:
     tokens, lines, half = T(rows, dtype="int64"), T(rows, width), max(1, width // 2)
     side = log_pick(v, 2, 64)
     image = T(max(1, rows // 16), 16, side, side)
-    fits = rows * width <= _MAX_ELEMENTS
     return chosen(
         (
-            fits and table * width <= 4 * _MAX_ELEMENTS,
+            table * width <= 4 * _MAX_ELEMENTS,
             [
                 Op("aten.embedding.default", (T(table, width), tokens)),
                 Op("aten.embedding_dense_backward.default", (lines, tokens, table, -1, False)),
             ],
         ),
         (
-            fits,
+            True,
             [
                 Op("aten.cat.default", ((lines, lines), 0)),
                 Op("aten.cat.default", ((lines, lines), 1)),
@@ -223,7 +221,7 @@ def _moves(index: int, u: float, v: float, w: float) -> list[Op]:
             ],
         ),
         (
-            fits and turn(index, 3, 2) == 0,
+            turn(index, 3, 2) == 0,
             [
                 Op("aten.index_add.default", (lines, 0, tokens, lines)),
                 Op("aten.index.Tensor", (lines, (tokens,))),
@@ -231,7 +229,7 @@ def _moves(index: int, u: float, v: float, w: float) -> list[Op]:
             ],
         ),
         (
-            fits and image.numel <= _MAX_ELEMENTS // 2,
+            image.numel <= _MAX_ELEMENTS // 2,
             [Op("aten.constant_pad_nd.default", (image, (1, 1, 1, 1), 0.0))],
         ),
     )

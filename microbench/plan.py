@@ -136,6 +136,15 @@ def log_count(u: float, n_elements: int, most_elements: int, high: int) -> int:
     return log_pick(u, 1, max(1, min(high, most_elements // n_elements)))
 
 
+def power_of_two(size: int) -> int:
+    """The power of two nearest to a size by logarithms, as many networks' images have for a side.
+
+    >>> [power_of_two(size) for size in (16, 22, 23)]
+    [16, 16, 32]
+    """
+    return 1 << round(math.log2(size))
+
+
 def pick(u: float, choices: Sequence[int]) -> int:
     """One of the choices, each with equal weight.
 

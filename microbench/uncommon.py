@@ -5,10 +5,9 @@ as columns, distances, bilinear forms, CTC, transforms.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log2
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.microbench.plan import chosen, log_count, log_pick, turn
+from dlperf.microbench.plan import chosen, log_count, log_pick, power_of_two, turn
 
 T = TensorSpec.contiguous
 _MAX_ELEMENTS, _MAX_IMAGE = 2**20, 2**22
@@ -43,12 +42,10 @@ def images(index: int, u: float, v: float, w: float) -> list[Op]:
     c, side = log_pick(v, 2, 128), log_pick(w, *{1: (8, 4096), 2: (4, 32), 3: (3, 16)}[d])
     if d == 2 and turn(index, 8) % 2:
         c, side = log_pick(v, 2, 48), log_pick(w, 33, 80)
-    if d == 2 and turn(index, 2, 3) == 0:  # as most networks' images are
-        side = 1 << round(log2(side))
+    if d == 2 and turn(index, 2, 3) == 0:
+        side = power_of_two(side)
     n = log_count(u, 2**d * c * side**d, _MAX_IMAGE, 64)
     image = T(n, c, *(side,) * d)
-    if 2**d * image.numel > _MAX_IMAGE:
-        return []
     smooth = {1: "upsample_linear1d", 2: "upsample_bilinear2d", 3: "upsample_trilinear3d"}[d]
     second = turn(index, 2, 2) == 1
     sampled = (image, T(n, side, side, 2), 0, 0, False)
