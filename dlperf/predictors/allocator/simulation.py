@@ -274,13 +274,14 @@ class Script:
                 faults[index] += n_faults
             return made
 
-        def memories(count: int) -> list[int]:
-            made: list[int] = []
-            for _ in range(count):
-                passing = malloc(DESCRIPTION)
-                made += malloc(MEMORY)
-                free(passing)
+        def describe(sizes: Sequence[int]) -> list[int]:
+            passing = malloc(DESCRIPTION)
+            made = take(sizes) + malloc(MEMORY)
+            free(passing)
             return made
+
+        def memories(count: int) -> list[int]:
+            return [at for _ in range(count) for at in describe(())]
 
         def convert(sizes: Sequence[int], conversions: Iterable[Sequence[int]] = ()) -> list[int]:
             if index not in small.memories:
@@ -288,9 +289,8 @@ class Script:
             made: list[int] = []
             for n_bytes, chunks in zip(sizes, chain(conversions, repeat(()))):
                 passing = malloc(REORDER)
-                made += take((n_bytes,))
+                made += describe((n_bytes,))
                 malloc(chunks)
-                made += memories(1)
                 free(passing + malloc(REORDER) + memories(N_FILLING))
             return made
 

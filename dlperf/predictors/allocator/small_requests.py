@@ -30,8 +30,8 @@ _QUEUED = (8, 24, 48, 24)  # InputBuffer of a node that waits
 _RUNNING = (64, 512, 104, 64, 104, 64, 16)  # thread state and list of outputs of one that runs
 
 # oneDNN, for a convolution or a recurrent layer.
-DESCRIPTION = (-16, -32, 40, 32, -768, 32)  #: Live while a memory is made.
-MEMORY = (-824, 8, -56, 32)  #: dnnl::memory and what holds it.
+DESCRIPTION = (-16, -32, 40, 32, -768, 32)  #: Live while a memory and its block are made.
+MEMORY = (56, -824, 8, -56, 32)  #: dnnl::memory and what holds it, made after its block.
 _TENSOR_OF_CALL = (96, 176, 24)
 CALL = (16,) * 8 + _TENSOR_OF_CALL  #: Made by a convolution's call, before memories and blocks.
 STAGE = (
