@@ -203,6 +203,7 @@ class Script:
         )
         """Bytes of the largest pass's blocks of each op."""
         self._small = small_requests(trace, lambda index: bool(self._scratch[index]))
+        momenta = _momenta(trace)
         for index, storage in enumerate(trace.storages):
             if not self._sizes[index]:
                 continue
@@ -210,7 +211,7 @@ class Script:
                 self._born[storage.born].append(index)
             elif storage.kind == "optimizer":
                 # It comes with gradients alive and activations gone.
-                self._once[self._small.optimizer].append(index)
+                self._once[momenta.get(index, self._small.optimizer)].append(index)
             elif storage.dies is None:
                 self._before.append(index)
             if storage.dies is not None:
@@ -402,6 +403,19 @@ class Script:
             (stage, born[:1] if number == 0 else born[1:] if number == 1 else ())
             for number, stage in enumerate(stages)
         ]
+
+
+def _momenta(trace: Trace) -> dict[int, int]:
+    """Storages of SGD's momentum, each with the op that uses it first and, in the first step, makes
+    it: other optimizers make all their state before they compute (torch/optim).
+    """
+    is_sgd = trace.optimizer is not None and trace.optimizer.type == "SGD"
+    first: dict[int, int] = {}
+    for index, op in enumerate(trace.ops if is_sgd else ()):
+        if op.phase == "optimizer":
+            for spec in op.inputs:
+                first.setdefault(spec.storage, index)
+    return first
 
 
 def _survivors(trace: Trace) -> dict[int, int]:

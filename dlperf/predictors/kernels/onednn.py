@@ -416,8 +416,8 @@ def scratch(op: Op, block: int = BLOCK) -> Scratch:
 
     A convolution in oneDNN converts its NCHW operands to blocks of channels, computes there, and
     converts back; its backward does so once for the gradient of the input and once for that of the
-    weight. Where a product does the work, it is on the columns of one image (im2col), a group at a
-    time. What a strided pass computes with channels last is copied twice.
+    weight. Where a product does the work, it is on the columns of one image (im2col; in 3d of one
+    depth), a group at a time. What a strided pass computes with channels last is copied twice.
     """
     call = convolution_call(op, block)
     if call is None or not call.takes_onednn():
@@ -431,7 +431,8 @@ def _stage(call: ConvolutionCall, way: str) -> Stage:
     implementation = convolution.implementation(way)
     kernel = math.prod(convolution.window.kernel)
     if implementation == "gemm":
-        columns = convolution.c_in * kernel * math.prod(after.shape[2:]) * after.item_bytes
+        places = math.prod(after.shape[2:][-2:])
+        columns = convolution.c_in * kernel * places * after.item_bytes
         packed = (PACKED_BYTES,) if convolution.groups == 1 else ()
         return Stage((columns, *packed))
     if implementation == "strided":

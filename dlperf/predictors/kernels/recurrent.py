@@ -63,7 +63,7 @@ def _regions(*n_floats: int) -> int:
 def workspace_bytes(op: Op) -> tuple[int, int] | None:
     """(storage, bytes) of what an op keeps for its backward where no recording on fake tensors can
     know its size; None for other ops. Kept are the gates and the hidden, cell and gradient states
-    of every step.
+    of every step, some with room for the layer's inputs.
 
     >>> from dlperf.core.trace import TensorSpec
     >>> shapes = (10, 8, 24), (96, 24), (96, 24)
@@ -76,10 +76,10 @@ def workspace_bytes(op: Op) -> tuple[int, int] | None:
     layer = _layer(op) if op.packet == _FORWARD else None
     if layer is None or len(op.outputs) < 4 or op.outputs[3].storage < 0:
         return None
-    width, states = _row(layer.hidden), (layer.steps + 1) * layer.batch
+    width, states = _row(max(layer.inputs, layer.hidden)), (layer.steps + 1) * layer.batch
     steps = layer.steps * layer.batch
     n_bytes = _regions(
-        *(steps * layer.gate_floats, steps * width),
+        *(steps * layer.gate_floats, steps * _row(layer.hidden)),
         *(2 * states * width,) * 3,
         *(2 * states * layer.hidden,) * 2,
     )
