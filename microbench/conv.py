@@ -46,6 +46,7 @@ def convolution(
     dtype: str = "float32",
     channels_last: bool = False,
     dilation: int = 1,
+    output_padding: int = 0,
 ) -> Op:
     """``aten.convolution`` of n images of c_in channels."""
     spec = _channels_last if channels_last else TensorSpec.contiguous
@@ -64,7 +65,7 @@ def convolution(
             (padding,) * d,
             (dilation,) * d,
             transposed,
-            (0,) * d,
+            (output_padding,) * d,
             groups,
         ),
     )
@@ -83,6 +84,7 @@ def output_size(
     padding: int,
     transposed: bool = False,
     dilation: int = 1,
+    output_padding: int = 0,
 ) -> tuple[int, ...]:
     """Spatial size of a convolution's output.
 
@@ -90,7 +92,8 @@ def output_size(
     (28, 28)
     """
     if transposed:
-        return tuple((s - 1) * stride - 2 * padding + k for s, k in zip(size, kernel))
+        more = output_padding - 2 * padding
+        return tuple((s - 1) * stride + k + more for s, k in zip(size, kernel))
     return tuple(
         (s + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for s, k in zip(size, kernel)
     )
@@ -99,11 +102,12 @@ def output_size(
 def _result(forward: Op) -> TensorSpec:
     """What a convolution gives, in the memory format of its input."""
     arguments: Any = forward.args
-    image, weight, _, (stride, *_), (padding, *_), (dilation, *_), transposed, _, n_groups = (
-        arguments
-    )
+    image, weight, _, *windows, transposed, (more, *_), n_groups = arguments
+    stride, padding, dilation = (first for first, *_ in windows)
     c_out = weight.shape[1] * n_groups if transposed else weight.shape[0]
-    out = output_size(image.shape[2:], weight.shape[2:], stride, padding, transposed, dilation)
+    out = output_size(
+        image.shape[2:], weight.shape[2:], stride, padding, transposed, dilation, more
+    )
     spec = TensorSpec.contiguous if image.is_contiguous else _channels_last
     return spec(image.shape[0], c_out, *out, dtype=image.dtype)
 
@@ -165,6 +169,10 @@ def _fits(op: Op, mode: str) -> bool:
     return flop <= limit and max(image.numel, result.numel) <= _MAX_ELEMENTS
 
 
+_DATA_SIDES = (28, 32, 32, 40, 48, 64, 64, 80, 96, 112, 128, 160)
+"""Sides of images in data sets, or as they are cut."""
+
+
 def _channels(u: float, low: int, high: int, tidy: bool) -> int:
     """Channel counts: multiples of 8 or 16 as in most networks, or whatever comes."""
     c = log_pick(u, low, high)
@@ -196,14 +204,18 @@ def _dense(
     a, b, c, d, e, f, g = point
     tidy = turn(index, 5) < 3
     kernel = pick(a, (1, 3, 3, 3, 3, 3, 5, 7, 4, 2))
+    c_in = _first_or(c, (1, 1, 3, 3, 3, 4), 4, 512, tidy)
     # Maps shrink to a few elements towards the end of a network, and to less than a padded kernel.
+    # Images of few channels are mostly as data sets have them.
     size = _side(index, log_pick(b, min(kernel, 2), 128))
+    if c_in < 4 and turn(index, 4, 2) > 0:
+        size = pick(b, _DATA_SIDES)
     stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else 2
     is_dilated = kernel > 1 and stride == 1 and 2 * (kernel - 1) < size and turn(index, 9, 2) == 0
     dilation = 2 if is_dilated else 1
     op = convolution(
         log_pick(g, 1, 128),
-        _first_or(c, (1, 1, 3, 3, 3, 4), 4, 512, tidy),
+        c_in,
         _channels(d, 1, 512, tidy),
         (size, size),
         (kernel, kernel),
@@ -282,19 +294,23 @@ def _grouped(index: int, a: float, b: float, c: float, d: float, e: float) -> Op
 
 def _transposed(index: int, a: float, b: float, c: float, d: float, e: float) -> Op:
     """A quarter give an image of one to three channels, as the last layer of a generator does; a
-    fifth are of one image, where torch has kernels of its own.
+    fifth are of one image, where torch has kernels of its own. Three quarters of the images are
+    whole multiples of the stride.
     """
     kernel, size = pick(d, (2, 3, 4, 4, 5)), _side(index, log_pick(e, 2, 96))
     n = 1 if turn(index, 5, 2) == 0 else log_pick(a, 1, 128)
+    stride = pick(a * 7 % 1, (2, 1, 2, 2))
+    is_whole = turn(index, 4, 3) > 0
     return convolution(
         n,
         _channels(b, 2, 256, turn(index, 3) > 0),
         _first_or(c, (1, 3, 3, 2), 4, 256, turn(index, 3, 1) > 0),
         (size, size),
         (kernel, kernel),
-        pick(a * 7 % 1, (2, 1, 2, 2)),
-        padding=0 if kernel == 2 else 1,
+        stride,
+        (kernel - 1) // 2,
         transposed=True,
+        output_padding=int(stride == 2 and is_whole == (kernel % 2 == 1)),
     )
 
 

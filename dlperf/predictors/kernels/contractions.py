@@ -164,6 +164,7 @@ def _convolution(op: Op, threads: int, block: int) -> KernelDescription | None:
     window, groups = call.convolution.window, call.convolution.groups
     c_in_g, c_out_g = call.convolution.c_in, call.convolution.c_out
     n, c_in, c_out = image.shape[0], groups * c_in_g, groups * c_out_g
+    has_bias = op.args[2] is not None
     kernel, out, pixels = (
         math.prod(sides) for sides in (window.kernel, after.shape[2:], before.shape[2:])
     )
@@ -203,7 +204,11 @@ def _convolution(op: Op, threads: int, block: int) -> KernelDescription | None:
     )
     # brgconv_strided stores its blocks of results place by place, much more slowly where the kernel
     # is no multiple of the stride.
-    stores = n * pixels * groups * wide_in if implementation == "strided" else 0
+    is_strided = implementation == "strided"
+    stores = n * pixels * groups * wide_in if is_strided else 0
+    # Where the strides do not divide the image, it adds the bias in a pass of its own.
+    is_uneven = any(side % step for side, step in zip(window.image, window.stride))
+    biases = n * pixels * c_in * (is_strided and what == "conv" and is_uneven and has_bias)
     n_in, n_out = n * c_in * pixels, n * c_out * out
     # What is put into blocks of channels and back; where the last block is partly empty, by slower
     # code.
@@ -218,6 +223,7 @@ def _convolution(op: Op, threads: int, block: int) -> KernelDescription | None:
         products,
         stores * window.fits_stride,
         stores * (not window.fits_stride),
+        biases,
         n_in,
         n_out,
         weight.numel,
@@ -226,6 +232,7 @@ def _convolution(op: Op, threads: int, block: int) -> KernelDescription | None:
         moved_in * (c_in % block != 0),
         moved_out,
         moved_out * (c_out % block != 0),
+        moved_out * (kernel == 1 and window.is_strided),
         aliased_in * (c_in % block == 0) + aliased_out * (c_out % block == 0),
         aliased_in * (c_in % block != 0) + aliased_out * (c_out % block != 0),
         n * groups * is_product,
