@@ -37,9 +37,10 @@ from dlperf.predictors.page_faults import peak_memory_bytes
 from dlperf.predictors.step_items import LEAST_KERNEL_S, StepItems
 from dlperf.predictors.transfer import as_measured, carried_cost_model
 
-PROCESS_SPREAD, _OF_SEVERAL_THREADS = 0.025, 0.05
-"""Relative standard deviation of a step's median between processes, page faults aside, with one
-thread and with several: 2.1 % over 18 networks in two processes each (AMD EPYC of Zen 4).
+PROCESS_SPREAD, _OF_SEVERAL_THREADS = 0.033, 0.07
+"""Relative standard deviation of a step's median over processes and hours, what states tell and
+page faults aside, with one thread and with several: that of 9 networks in two processes each,
+measured at two hours (AMD EPYC of Zen 5); 2.1 % between two processes at once (18 networks, Zen 4).
 """
 _FUSED_SPREAD = 0.4
 """Relative standard deviation of the time of a step's generated kernels: seven networks on AMD Zen
@@ -152,9 +153,10 @@ def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float
     """Factors of the 90 % interval at a known state: independent errors, added in quadrature.
 
     Kernel models: posterior covariance, more for an extrapolated op; 100 % for an unpriced one,
-    less for a generated kernel. Then the variation between processes, that between hours where the
-    file knows no states, and what carries kernels over from another machine. All of this is
-    multiplied by the interval calibration factor. At last the range of page faults.
+    less for a generated kernel; what carries kernels over from another machine. Then the variation
+    between processes and hours. All of this is multiplied by the interval calibration factor, but
+    that variation never by less than 1: the self-test's minute does not show it. At last the range
+    of page faults.
     """
     if total_s <= 0:
         return 1.0, 1.0
@@ -177,16 +179,17 @@ def _interval(items: list[Item], step: StepItems, total_s: float) -> tuple[float
             seconds_of_piece = frac * piece.seconds * piece.error_factor
             by_variant[piece.variant][piece.description] += seconds_of_piece
     carried_s = 0.0
-    process_spread = PROCESS_SPREAD if threads == 1 else _OF_SEVERAL_THREADS
-    spread = math.hypot(process_spread, 0.0 if machine.states else HOUR_SPREAD)
-    variance_s2 = unpriced_s**2 + (spread * total_s) ** 2
+    of_processes = PROCESS_SPREAD if threads == 1 else _OF_SEVERAL_THREADS
+    spread = math.hypot(of_processes, 0.0 if machine.states else HOUR_SPREAD)
+    variance_s2 = unpriced_s**2
     for variant, members in by_variant.items():
         seconds = np.array(list(members.values()))
         covariance = cost_model.kernel_model(variant).covariance(*stacked(list(members)))
         variance_s2 += float(seconds @ covariance @ seconds)
         carried_s += cost_model.carried_spread(variant) * float(seconds.sum())
     variance_s2 += carried_s**2
-    half = machine.interval_factor(threads) * Z90 * math.sqrt(variance_s2) / total_s
+    factor = machine.interval_factor(threads)
+    half = Z90 * math.hypot(factor * math.sqrt(variance_s2) / total_s, max(1.0, factor) * spread)
     page_s = machine.page_factor(threads) * sum(map(cost_model.cost_s, SMALL_PAGE_COSTS))
     fewest, usual, most = simulated.faults_of_a_step
     fewer, more = (max(0.0, n) * page_s / total_s for n in (usual - fewest, most - usual))

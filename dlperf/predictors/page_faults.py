@@ -23,8 +23,9 @@ N_OPERATORS = 11
 loss and its optimizer (microbench/memory.py).
 """
 _PLACED = 0.6
-"""How much of the page faults that a layer has in simulated steps it has in real ones: 0.59 of the
-medians over 6 and 12 processes of 14 networks (AMD EPYC of Zen 5).
+"""How much of the heap's page faults that a layer has in simulated steps it has in real ones: 0.59
+of the medians over 12 and 6 processes of 14 networks (AMD EPYC of Zen 5). Mappings have theirs in
+every step.
 """
 _NOTHING_S = 1e-12
 _PER_HUGE_PAGE = HUGE_PAGE_BYTES // PAGE_BYTES
@@ -58,6 +59,9 @@ def page_items(
     are that much shorter.
     """
     touched_s, released_s = _seconds(simulated, cost_s, factor)
+    n_touched = sum(sum(step.faults) + sum(step.huge_faults) for step in simulated.steps)
+    n_of_heap = sum(sum(step.heap_faults) for step in simulated.steps)
+    placed = 1.0 - (1.0 - _PLACED) * n_of_heap / max(1, n_touched)
     usual: dict[tuple[str, str, str], float] = {}
     usual_s: dict[str, float] = defaultdict(float)
     phase_s: dict[str, float] = defaultdict(float)
@@ -67,7 +71,7 @@ def page_items(
         ("page release", released_s, range(-1, n_ops)),
     ):
         for (layer, phase), by_step in _by_layer(trace, seconds, owners).items():
-            usual[what, layer, phase] = _PLACED * float(statistics.median(by_step))
+            usual[what, layer, phase] = placed * float(statistics.median(by_step))
             usual_s[phase] += usual[what, layer, phase]
             phase_s[phase] += float(np.mean(by_step))
     for (what, layer, phase), layer_s in usual.items():
