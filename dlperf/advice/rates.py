@@ -75,8 +75,8 @@ class Forecaster:
         where = f"{self.machine.path or 'machine'}: holds no"
         if configuration.loader_workers and not self.knows_loading:
             return (
-                f"{where} costs of loading data: loading is no part of the comparison; dlperf"
-                " calibrate adds them"
+                f"{where} costs of loading data: loading is no part of the comparison;"
+                f" {self.machine.calibration()} adds them"
             )
         if configuration.loader_workers and not self._knows_loading_workers:
             return (
@@ -86,7 +86,7 @@ class Forecaster:
         if configuration.workers > 1 and not self.machine.co_runs:
             return (
                 f"{where} costs of worker processes beside each other: only 1 worker is"
-                " considered; dlperf calibrate --workers 1,2,4 adds them"
+                f" considered; {self.machine.calibration('--workers 1,2,4')} adds them"
             )
         if configuration.workers > 1 and configuration.threads > 1:
             return "several workers are considered with one thread each, as they are measured"

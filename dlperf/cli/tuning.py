@@ -104,7 +104,7 @@ def tune(args: Namespace) -> Answer:
     if args.loader and not forecaster.knows_loading:
         raise DlperfError(
             f"{machine.path or 'machine'}: holds no costs of loading data, which --loader needs;"
-            " dlperf calibrate adds them"
+            f" {machine.calibration()} adds them"
         )
     axes = _axes(args, machine, forecaster)
     n_best = args.best or BEST

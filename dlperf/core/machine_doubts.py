@@ -109,7 +109,7 @@ def find_unmeasured_threads(machine: Machine, threads: int) -> str:
         return ""
     return (
         f"the machine file was measured with {join_threads(machine.threads)}, not with {threads}:"
-        f" extrapolated; dlperf calibrate --threads {threads} measures it"
+        f" extrapolated; {machine.calibration(f'--threads {threads}')} measures it"
     )
 
 

@@ -232,7 +232,7 @@ class _Forecast:
             reason = (
                 "neither the cluster file nor the machine file contains their co-run slowdown"
                 f" ({', '.join(unknown)}; dlperf.microbench.network on ranks of one computer"
-                " measures it, and so does dlperf calibrate --workers 1,2,4)"
+                f" measures it, and so does {prediction.machine.calibration('--workers 1,2,4')})"
             )
         if reason:
             self.notes.append(f"{workers} ranks share a computer, and {reason}: taken for nothing")

@@ -139,12 +139,12 @@ def forecast(
     elif loading.costs is None:
         notes.append(
             f"{machine.path or 'machine'}: holds no costs of loading data, which is not part"
-            " of the forecast; dlperf calibrate adds them"
+            f" of the forecast; {machine.calibration()} adds them"
         )
     if first_s is None and machine.data_sheet is None:
         notes.append(
-            "the overhead of a first step is not part of the forecast; dlperf calibrate"
-            " (without --quick) adds it"
+            "the overhead of a first step is not part of the forecast;"
+            f" {machine.calibration()} (without --quick) adds it"
         )
     return Epoch(
         samples,

@@ -114,9 +114,8 @@ def _excess(points: dict[int, float], p: int, n_threads: int) -> float:
 
 
 def _lacking(machine: Machine, what: str) -> DlperfError:
-    return DlperfError(
-        f"{machine.path or 'machine'}: holds {what}; dlperf calibrate --workers 1,2,4 adds it"
-    )
+    remedy = machine.calibration("--workers 1,2,4")
+    return DlperfError(f"{machine.path or 'machine'}: holds {what}; {remedy} adds it")
 
 
 def preparation_s(machine: Machine, workers: int) -> float:
@@ -173,7 +172,8 @@ def predict_co_run(prediction: Predicted, workers: int) -> Predicted:
     note = f"one of {workers} workers that run at once, with the measured slowdown of {source}"
     most = max((p for bound in bounds for p in machine.co_runs_of(bound)), default=workers)
     if workers > most:
-        note += f", extrapolated beyond {most} workers (dlperf calibrate --workers measures more)"
+        remedy = machine.calibration(f"--workers {workers}")
+        note += f", extrapolated beyond {most} workers ({remedy} measures more)"
     prices = prediction.prices.map_items(slowed)
     return replace(
         prediction,

@@ -52,16 +52,17 @@ def page_items(
     takes the memory. Memory is given back by the op after which it is freed; gradients freed before
     the first op by zero_grad.
 
-    A step and its phases have the mean over the simulated steps. A layer has most of what it has in
-    its median step. What other layers than these have in a real process, or in fewer steps than
-    half, comes to some layer in most steps, no one knows to which: that is shared by all of a phase
-    in proportion to their `others`' time. Where the medians add up to more than the phase's, all
-    are that much shorter.
+    A step and its phases have the mean over the simulated steps. A layer has what it has in its
+    median step, of the heap's the part that simulated and real processes have in common. The rest
+    of a phase's comes to some layer in most steps, no one knows to which: that is shared by all in
+    proportion to their `others`' time. Where the medians add up to more than the phase's, all are
+    that much shorter.
     """
     touched_s, released_s = _seconds(simulated, cost_s, factor)
     n_touched = sum(sum(step.faults) + sum(step.huge_faults) for step in simulated.steps)
     n_of_heap = sum(sum(step.heap_faults) for step in simulated.steps)
     placed = 1.0 - (1.0 - _PLACED) * n_of_heap / max(1, n_touched)
+    shared = {phase for (_, phase), other_s in others.items() if other_s > 0} - {"zero_grad"}
     usual: dict[tuple[str, str, str], float] = {}
     usual_s: dict[str, float] = defaultdict(float)
     phase_s: dict[str, float] = defaultdict(float)
@@ -71,7 +72,8 @@ def page_items(
         ("page release", released_s, range(-1, n_ops)),
     ):
         for (layer, phase), by_step in _by_layer(trace, seconds, owners).items():
-            usual[what, layer, phase] = placed * float(statistics.median(by_step))
+            part = placed if phase in shared else 1.0
+            usual[what, layer, phase] = part * float(statistics.median(by_step))
             usual_s[phase] += usual[what, layer, phase]
             phase_s[phase] += float(np.mean(by_step))
     for (what, layer, phase), layer_s in usual.items():

@@ -116,14 +116,14 @@ def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[
         found.append(f"the calibration did not finish; {remedy(machine, *machine.threads)}")
     held = {"kernels": machine.kernels, "memory bandwidth": machine.bandwidths}
     if not any(held.values()):
-        return [*found, "it contains no measurements; run dlperf calibrate"]
+        return [*found, f"it contains no measurements; run {machine.calibration()}"]
     found += [
-        f"it contains no {name}; dlperf calibrate adds it"
+        f"it contains no {name}; {machine.calibration()} adds it"
         for name, part in held.items()
         if not part
     ]
     found += [
-        f"it contains no costs {', '.join(names)}; dlperf calibrate adds them"
+        f"it contains no costs {', '.join(names)}; {machine.calibration()} adds them"
         for names in machine.missing_costs().values()
     ]
     return found + [

@@ -159,7 +159,9 @@ def test_a_machine_file_without_the_terms_of_workers(
     )
     assert done.status == UNUSABLE
     assert f"{machine_file}: holds no contention of workers" in done.err.splitlines()[-1]
-    assert "dlperf calibrate --workers 1,2,4 adds it" in done.err.splitlines()[-1]
+    assert (
+        f"dlperf calibrate --workers 1,2,4 -o {machine_file} adds it" in done.err.splitlines()[-1]
+    )
     assert done.out == ""
 
 

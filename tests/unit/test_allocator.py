@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlperf.core.errors import DlperfError
-from dlperf.core.trace import Op, Storage, TensorSpec, Trace
+from dlperf.core.trace import Op, OptimizerInfo, Storage, TensorSpec, Trace
 from dlperf.predictors.allocator import simulation
 from dlperf.predictors.allocator.simulation import (
     FRESH,
@@ -419,6 +419,49 @@ def test_optimizer_state_is_made_once() -> None:
     found = simulate(trace, no_scratch)
     assert found.faults == (0, 0)
     assert found.peak_bytes == 40 * MIB + PAGE_BYTES
+
+
+@pytest.mark.parametrize(("optimizer", "at"), [("SGD", 2), ("Adam", 1)])
+def test_momentum_is_made_where_it_is_used_first(optimizer: str, at: int) -> None:
+    """Of 40 MiB, beside a block of 40 MiB that ends before the last op: of SGD it is made after
+    that, else before.
+    """
+    momentum = TensorSpec.contiguous(4, storage=0)
+    ops = (
+        Op("aten.relu.default", phase="backward"),
+        Op("aten.add.Tensor", phase="optimizer"),
+        Op("aten.mul_.Tensor", (momentum,), phase="optimizer"),
+    )
+    storages = (Storage(40 * MIB, -1, None, "optimizer"),)
+    info = OptimizerInfo(optimizer, "for-loop", 1)
+    made: list[int] = []
+    script = Script(Trace("t", 1, (), ops, storages, optimizer=info), no_scratch)
+    heap = Heap()
+    script.run_on(heap, lambda index, live: made.append(index) if live else None)
+    assert made[0] == at
+
+
+def test_behind_each_block_lies_a_chunk_of_its_memory() -> None:
+    """Freed with it, it gives the room that the next block of the size needs for its alignment."""
+    image, weight = TensorSpec.contiguous(8, 16, 9, 9), TensorSpec.contiguous(16, 16, 3, 3)
+    op = Op("aten.convolution.default", (image, weight, None, (1, 1), (1, 1), (1, 1), False))
+    asked: list[int] = []
+
+    class Logging(Heap):
+        def allocate(self, n_bytes: int) -> tuple[int, int]:
+            asked.append(n_bytes)
+            return super().allocate(n_bytes)
+
+        def malloc(self, n_bytes: int) -> int:
+            if n_bytes >= 0:
+                asked.append(n_bytes)
+            return super().malloc(n_bytes)
+
+    blocks = (Stage(read=(2 * MIB,), written=(MIB,)),)
+    Script(Trace("t", 1, (), (op,), (), inference=True), lambda op: blocks).run_on(Logging())
+    for n_bytes in (2 * MIB, MIB):
+        behind = {asked[index + 1] for index, size in enumerate(asked) if size == n_bytes}
+        assert behind == {56}
 
 
 def test_a_step_usually_has_no_more_than_mean_or_median() -> None:

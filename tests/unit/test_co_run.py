@@ -137,7 +137,7 @@ def test_a_file_without_the_terms_says_which_command_adds_them() -> None:
         lambda m: predict_co_run(prediction(m), 2),
         lambda m: averaging_s(m, 4, 2),
     ):
-        with pytest.raises(DlperfError, match=r"dlperf calibrate --workers 1,2,4 adds"):
+        with pytest.raises(DlperfError, match=r"dlperf calibrate --workers 1,2,4 -o m\.json adds"):
             ask(replace(machine(), path="m.json"))
     with pytest.raises(DlperfError, match="at least 1"):
         slowdown(machine(), "compute", 0)

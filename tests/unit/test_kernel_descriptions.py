@@ -436,6 +436,28 @@ def test_planes_of_whole_pages_are_put_into_blocks_more_slowly(
     assert found.terms[-4:-2] == tuple(4.0 * 32 * width * channels for channels in aliased)
 
 
+def test_a_bias_is_added_apart_where_strides_do_not_divide_the_image() -> None:
+    found = [
+        describe(
+            convolution(
+                4, 48, 24, (7, 7), (3, 3), 2, 1, bias=bias, transposed=True, output_padding=more
+            ),
+            1,
+        )
+        for bias, more in ((True, 0), (False, 0), (True, 1))
+    ]
+    assert [one.terms[4] for one in found if one] == [4 * 24 * 13 * 13, 0, 0]
+
+
+def test_a_strided_kernel_of_one_tap_has_a_term_of_its_own() -> None:
+    point, larger = (
+        describe(convolution(4, 3, 20, (16, 16), (side, side), 2, side // 2), 1) for side in (1, 3)
+    )
+    assert point is not None
+    assert larger is not None
+    assert (point.terms[13], larger.terms[13]) == (4 * 32 * 8 * 8, 0)
+
+
 @pytest.mark.parametrize(
     ("side", "c_out", "columns"),
     [

@@ -161,7 +161,7 @@ def test_problems_of_the_measuring() -> None:
     assert "did not finish" in find_problems(machine_of(complete=False), CPU, VERSIONS)[0]
     assert "no measurements" in find_problems(Machine(CPU, complete=True), CPU, VERSIONS)[0]
     assert find_problems(machine_of(bandwidths=()), CPU, VERSIONS) == [
-        "it contains no memory bandwidth; dlperf calibrate adds it"
+        "it contains no memory bandwidth; dlperf calibrate -o one.json adds it"
     ]
     (line,) = find_problems(
         machine_of(
@@ -174,7 +174,8 @@ def test_problems_of_the_measuring() -> None:
         CPU,
         VERSIONS,
     )
-    assert line == "it contains no costs page_fault, page_release; dlperf calibrate adds them"
+    what = "it contains no costs page_fault, page_release"
+    assert line == f"{what}; dlperf calibrate -o one.json adds them"
 
 
 def test_spread_alone_is_no_problem() -> None:

@@ -217,6 +217,9 @@ def test_products_need_columns_and_no_blocks() -> None:
     assert scratch(Op(odd.name, odd.args, outputs=backward_of(odd).inputs[:1])) == (
         Stage((3 * 9 * 64 * 4,)),
     )
+    # In 3d the columns are those of one depth.
+    deep = convolution(8, 12, 28, (9, 18, 18), (3, 3, 3), 1, 1)
+    assert scratch(backward_of(deep))[1].held[0] == 12 * 27 * 18 * 18 * 4
 
 
 def test_blocks_have_as_many_channels_as_a_vector_numbers() -> None:

@@ -12,6 +12,7 @@ from dlperf.predictors.kernels.recurrent import scratch, workspace_bytes
 
 T = TensorSpec.contiguous
 SHAPES = [(40, 32, 64, 128), (10, 8, 24, 24), (13, 8, 16, 48), (30, 20, 100, 150), (5, 4, 32, 256)]
+SHAPES += [(40, 24, 224, 112), (20, 12, 512, 130)]
 
 
 def layer(steps: int, batch: int, inputs: int, hidden: int) -> Op:
