@@ -300,7 +300,7 @@ def _transposed(index: int, a: float, b: float, c: float, d: float, e: float) ->
     kernel, size = pick(d, (2, 3, 4, 4, 5)), _side(index, log_pick(e, 2, 96))
     n = 1 if turn(index, 5, 2) == 0 else log_pick(a, 1, 128)
     stride = pick(a * 7 % 1, (2, 1, 2, 2))
-    is_whole = turn(index, 4, 3) > 0
+    is_whole = turn(index, 4, 3) > 0  # an odd kernel needs one more for that
     return convolution(
         n,
         _channels(b, 2, 256, turn(index, 3) > 0),
@@ -310,7 +310,7 @@ def _transposed(index: int, a: float, b: float, c: float, d: float, e: float) ->
         stride,
         (kernel - 1) // 2,
         transposed=True,
-        output_padding=int(stride == 2 and is_whole == (kernel % 2 == 1)),
+        output_padding=int(stride == 2 and (kernel + is_whole) % 2 == 0),
     )
 
 

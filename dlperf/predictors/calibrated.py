@@ -39,8 +39,9 @@ from dlperf.predictors.transfer import as_measured, carried_cost_model
 
 PROCESS_SPREAD, _OF_SEVERAL_THREADS = 0.033, 0.07
 """Relative standard deviation of a step's median over processes and hours, what states tell and
-page faults aside, with one thread and with several: that of 9 networks in two processes each,
-measured at two hours (AMD EPYC of Zen 5); 2.1 % between two processes at once (18 networks, Zen 4).
+page faults aside, with one thread and with several. One thread: 9 networks in two processes each,
+at two hours (AMD EPYC of Zen 5); 2.1 % between two processes at once (18 networks, Zen 4). Several:
+5 % between processes, times the usual interval calibration factor.
 """
 _FUSED_SPREAD = 0.4
 """Relative standard deviation of the time of a step's generated kernels: seven networks on AMD Zen

@@ -62,7 +62,10 @@ def page_items(
     n_touched = sum(sum(step.faults) + sum(step.huge_faults) for step in simulated.steps)
     n_of_heap = sum(sum(step.heap_faults) for step in simulated.steps)
     placed = 1.0 - (1.0 - _PLACED) * n_of_heap / max(1, n_touched)
-    shared = {phase for (_, phase), other_s in others.items() if other_s > 0} - {"zero_grad"}
+    members: dict[str, dict[str, float]] = defaultdict(dict)
+    for (layer, phase), other_s in others.items():
+        if other_s > 0:
+            members[phase][layer] = other_s
     usual: dict[tuple[str, str, str], float] = {}
     usual_s: dict[str, float] = defaultdict(float)
     phase_s: dict[str, float] = defaultdict(float)
@@ -72,7 +75,7 @@ def page_items(
         ("page release", released_s, range(-1, n_ops)),
     ):
         for (layer, phase), by_step in _by_layer(trace, seconds, owners).items():
-            part = placed if phase in shared else 1.0
+            part = placed if len(members[phase]) > 1 else 1.0
             usual[what, layer, phase] = part * float(statistics.median(by_step))
             usual_s[phase] += usual[what, layer, phase]
             phase_s[phase] += float(np.mean(by_step))
@@ -82,11 +85,8 @@ def page_items(
             yield Item(layer, phase, layer_s, BOUND, source, what)
     for phase in phase_s:
         rest_s = phase_s[phase] - usual_s[phase]
-        members = {
-            layer: other_s for (layer, of), other_s in others.items() if of == phase and other_s > 0
-        }
-        total_s = math.fsum(members.values())
-        for layer, other_s in members.items() if rest_s > _NOTHING_S else ():
+        total_s = math.fsum(members[phase].values())
+        for layer, other_s in members[phase].items() if rest_s > _NOTHING_S else ():
             yield Item(
                 layer, phase, rest_s * other_s / total_s, BOUND, source, "page faults of some layer"
             )

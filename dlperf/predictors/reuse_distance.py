@@ -16,7 +16,7 @@ from dlperf.core.code_footprint import CALLED, code_of, code_since, codes_of, re
 from dlperf.core.trace import Trace
 from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
-from dlperf.predictors.allocator.simulation import FRESH, UNUSED, Owners, owner_of_scratch
+from dlperf.predictors.allocator.memory_map import FRESH, UNUSED, Owners, owner_of_scratch
 
 _SCRATCH = "scratch"
 _SMALL_BYTES = 4096

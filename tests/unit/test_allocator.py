@@ -21,17 +21,15 @@ from hypothesis import strategies as st
 from dlperf.core.errors import DlperfError
 from dlperf.core.trace import Op, OptimizerInfo, Storage, TensorSpec, Trace
 from dlperf.predictors.allocator import simulation
+from dlperf.predictors.allocator.memory_map import FRESH, UNUSED, MemoryMap
 from dlperf.predictors.allocator.simulation import (
-    FRESH,
     N_COUNTED,
     N_PROCESSES,
     N_STEPS,
     PAGE_BYTES,
     PEAK_STEPS,
     POLICIES,
-    UNUSED,
     Heap,
-    MemoryMap,
     Script,
     StepPages,
     allocator_of,
@@ -423,9 +421,7 @@ def test_optimizer_state_is_made_once() -> None:
 
 @pytest.mark.parametrize(("optimizer", "at"), [("SGD", 2), ("Adam", 1)])
 def test_momentum_is_made_where_it_is_used_first(optimizer: str, at: int) -> None:
-    """Of 40 MiB, beside a block of 40 MiB that ends before the last op: of SGD it is made after
-    that, else before.
-    """
+    """Of SGD before the op that multiplies it, else before all of the optimizer's."""
     momentum = TensorSpec.contiguous(4, storage=0)
     ops = (
         Op("aten.relu.default", phase="backward"),
@@ -436,8 +432,7 @@ def test_momentum_is_made_where_it_is_used_first(optimizer: str, at: int) -> Non
     info = OptimizerInfo(optimizer, "for-loop", 1)
     made: list[int] = []
     script = Script(Trace("t", 1, (), ops, storages, optimizer=info), no_scratch)
-    heap = Heap()
-    script.run_on(heap, lambda index, live: made.append(index) if live else None)
+    script.run_on(Heap(), lambda index, live: made.append(index) if live else None)
     assert made[0] == at
 
 

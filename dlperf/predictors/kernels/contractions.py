@@ -164,7 +164,6 @@ def _convolution(op: Op, threads: int, block: int) -> KernelDescription | None:
     window, groups = call.convolution.window, call.convolution.groups
     c_in_g, c_out_g = call.convolution.c_in, call.convolution.c_out
     n, c_in, c_out = image.shape[0], groups * c_in_g, groups * c_out_g
-    has_bias = op.args[2] is not None
     kernel, out, pixels = (
         math.prod(sides) for sides in (window.kernel, after.shape[2:], before.shape[2:])
     )
@@ -204,12 +203,13 @@ def _convolution(op: Op, threads: int, block: int) -> KernelDescription | None:
     )
     # brgconv_strided stores its blocks of results place by place, much more slowly where the kernel
     # is no multiple of the stride.
-    is_strided = implementation == "strided"
-    stores = n * pixels * groups * wide_in if is_strided else 0
-    # Where the strides do not divide the image, it adds the bias in a pass of its own.
-    is_uneven = any(side % step for side, step in zip(window.image, window.stride))
-    biases = n * pixels * c_in * (is_strided and what == "conv" and is_uneven and has_bias)
     n_in, n_out = n * c_in * pixels, n * c_out * out
+    stores = biases = 0
+    if implementation == "strided":
+        stores = n * pixels * groups * wide_in
+        # Where the strides do not divide the image, it adds the bias in a pass of its own.
+        if any(side % step for side, step in zip(window.image, window.stride)):
+            biases = n_in * (what == "conv" and op.args[2] is not None)
     # What is put into blocks of channels and back; where the last block is partly empty, by slower
     # code.
     moved_in = 0 if is_product or implementation == "first" else n * padded(c_in, block) * pixels
