@@ -262,8 +262,9 @@ class Timing:
         before_s = self._region_s()
         sampler.take(_EXTENSION)
         best_s, regions_s = self.clock.best_s(), (before_s, self._region_s())
+        throughout = bool(sampler.slow_s)  # what counts where no part was undisturbed
         taken.raw += [
-            RawSample(*pair, reading, best_s, self._n_passes, made.is_extra, regions_s)
+            RawSample(*pair, reading, best_s, self._n_passes, made.is_extra, regions_s, throughout)
             for pair in sampler.pairs
         ]
         taken.slowed_parts += sampler.slowed

@@ -597,6 +597,42 @@ def test_a_kernel_that_was_always_disturbed_takes_what_it_would_without(n_both: 
     assert timing.result().n_unsteady == 1
 
 
+@pytest.mark.parametrize(
+    ("partly", "throughout", "expected_s"),
+    [
+        ((), (4.5e-3, 5e-3), 3e-3),
+        # Of the least of four one fifth of the time is expected to be disturbed, of one alone half.
+        ((3.3e-3, 3.9e-3, 4.2e-3, 4e-3), (), 3e-3),
+        ((3.75e-3,), (4.5e-3,), 3e-3),
+        ((3.0e-3,), (4.5e-3,), 2.7e-3),  # two estimates, and their mean
+    ],
+)
+def test_a_call_with_a_co_tenant_at_one_end_was_disturbed_for_a_part_of_it(
+    partly: tuple[float, ...], throughout: tuple[float, ...], expected_s: float
+) -> None:
+    timing = Timing(relus(9, 3), 1)
+    timing._taken = {n: taken((1e-3, False), (1.5e-3, True)) for n in range(8)}
+    found = taken(*((seconds, True) for seconds in (*partly, *throughout)))
+    found.raw = [
+        replace(one, throughout=index >= len(partly)) for index, one in enumerate(found.raw)
+    ]
+    timing._taken[8] = found
+    assert timing.result().kernels[8].seconds == pytest.approx(expected_s)
+
+
+def test_a_long_call_tells_at_how_many_ends_the_core_was_slow() -> None:
+    ends = iter((0, 1, 1, 3))
+    clock = replace(Ticks(1e-3).clock(), switches=lambda: next(ends))
+    timing = Timing(relus(1, 3), 1, clock)
+    timing._taken[0] = replace(taken(), is_long=True)
+    for _ in range(2):
+        timing.take([0], lambda _: None)
+    assert [(one.disturbed, one.throughout) for one in timing._taken[0].raw] == [
+        (True, False),
+        (True, True),
+    ]
+
+
 def test_slowdowns_elsewhere_serve_a_group_that_was_disturbed_throughout() -> None:
     timing = Timing(relus(1, 3), 1)
     timing._taken[0] = taken((3e-3, True))
