@@ -55,7 +55,11 @@ def analyse(trace: Trace, malloc: str, block: int = BLOCK) -> Analysis:
     flops, n_bytes = counts.totals(trace)
     far = reuse_distances(trace, allocator, n_bytes)
     n = len(trace.ops)
-    known = np.bincount(far.operand_op, far.operand_bytes, minlength=n).astype(float)
+    of_tensors = np.where(far.operand_is_blocks, 0.0, far.operand_bytes)
+    known, working = (
+        np.bincount(far.operand_op, weights, minlength=n).astype(float)
+        for weights in (of_tensors, far.operand_bytes)
+    )
     farthest = np.zeros(n)
     np.maximum.at(farthest, far.operand_op, far.operand_distance)
     return Analysis(
@@ -64,7 +68,7 @@ def analyse(trace: Trace, malloc: str, block: int = BLOCK) -> Analysis:
         n_bytes=np.array(n_bytes, dtype=float),
         first_of_node=first_of_node(trace),
         known_bytes=known,
-        working_bytes=known + allocator.scratch_bytes,
+        working_bytes=working,
         farthest=farthest,
         allocator=allocator,
         roots_of_zero=roots_of_zero(trace),

@@ -105,7 +105,7 @@ def trace_traffic(trace: Trace, cpu: Cpu, threads: int = 1) -> TraceTraffic:
     for level, capacity_bytes in enumerate(held, 1):
         outside = np.bincount(
             analysis.operand_op,
-            analysis.operand_bytes * (needed > capacity_bytes),
+            analysis.operand_bytes * (~analysis.operand_is_blocks & (needed > capacity_bytes)),
             minlength=len(trace.ops),
         )
         known = analysis.known_bytes

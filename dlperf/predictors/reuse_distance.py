@@ -18,7 +18,6 @@ from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
 from dlperf.predictors.allocator.memory_map import FRESH, UNUSED, Owners, owner_of_scratch
 
-_SCRATCH = "scratch"
 _SMALL_BYTES = 4096
 """Bytes below which memory that no tensor used before was used by something small just now."""
 
@@ -67,7 +66,8 @@ class ReuseDistances:
 
     Per operand j of an op: op `operand_op`, `operand_bytes`, `operand_distance` in bytes (infinite
     at the first use) since op `operand_touched` used the same memory. What was never touched, or
-    just now by the system, counts as touched by the op itself.
+    just now by the system, counts as touched by the op itself. Some are no tensors but blocks that
+    the op allocates within itself (`operand_is_blocks`).
 
     Per op: the reuse distance of its code is `code_distance` in bytes and `code_since` in relative
     code footprint (:func:`dlperf.core.code_footprint.code_since`).
@@ -81,6 +81,7 @@ class ReuseDistances:
     operand_bytes: npt.NDArray[np.float64]
     operand_distance: npt.NDArray[np.float64]
     operand_touched: npt.NDArray[np.int64]
+    operand_is_blocks: npt.NDArray[np.bool_]
     code_distance: tuple[float, ...]
     code_since: tuple[int, ...]
     step_bytes: float
@@ -90,8 +91,8 @@ class ReuseDistances:
 def reuse_distances(
     trace: Trace, simulated: simulation.AllocatorSimulation, n_bytes: Sequence[int]
 ) -> ReuseDistances:
-    """Reuse distances in the second of two steps; each op moves `n_bytes`. The blocks that one
-    allocates within itself lie where the last one's lay.
+    """Reuse distances in the second of two steps; each op moves `n_bytes`. Its passes use the same
+    blocks, one after the other.
 
     Memory that the allocator reuses keeps its address: its former content leaves the stack. What
     comes from the system was zeroed just now. A view touches nothing. No distance exceeds the bytes
@@ -101,7 +102,7 @@ def reuse_distances(
     # The op, and the moment when it was done with all of its operands.
     last_touch: dict[int, tuple[int, int]] = {}
     last_run: dict[str, int] = {}
-    operands: list[tuple[int, float, float, int]] = []
+    operands: list[tuple[int, float, float, int, bool]] = []
     code: list[tuple[float, int]] = []
     recent: list[str] = []  # operators and calls of phases, what ran last at the end
     phase = ""
@@ -122,14 +123,19 @@ def reuse_distances(
                     before = () if held else simulated.predecessors[spec.storage]
                     before = before or ((spec.storage, spec.nbytes),)
                     touched.append((spec.storage, spec.nbytes, before))
-            for _, size, before in touched:
+            if of_blocks := simulated.predecessors_of_blocks[index]:
+                touched.append(
+                    (owner_of_scratch(index), sum(part for _, part in of_blocks), of_blocks)
+                )
+            for storage, size, before in touched:
                 whole = sum(part for _, part in before)
                 for owner, part in before:
                     by, moment = last_touch.get(owner, (place, None))
                     away = inf if moment is None else recency.since(moment)
                     if owner == FRESH or (owner == UNUSED and size < _SMALL_BYTES):
                         away = 0.0
-                    operands.append((index, size * part / whole, away, by))
+                    is_block = storage < UNUSED
+                    operands.append((index, size * part / whole, away, by, is_block))
             if op.phase != phase:
                 phase = op.phase
                 if phase in CALLED:
@@ -142,17 +148,17 @@ def reuse_distances(
                 for owner, part in before:
                     recency.forget(owner, part)
                 recency.touch(storage, size)
-            if within := simulated.scratch_bytes[index]:
-                recency.touch(_SCRATCH, within)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
-            last_touch[owner_of_scratch(index)] = place, recency.now
             last_run.update((brought, recency.now) for brought in codes_of(op.packet))
-    op_numbers, sizes, distances, touched_by = np.array(operands, dtype=float).reshape(-1, 4).T
+    op_numbers, sizes, distances, touched_by, are_blocks = (
+        np.array(operands, float).reshape(-1, 5).T
+    )
     return ReuseDistances(
         op_numbers.astype(np.int64),
         sizes,
         np.minimum(distances, recency.since(0)),
         touched_by.astype(np.int64),
+        are_blocks.astype(np.bool_),
         tuple(distance for distance, _ in code),
         tuple(others for _, others in code),
         recency.since(0),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlperf.core.trace import Op, Storage
+from dlperf.predictors.allocator.memory_map import owner_of_scratch
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.kernels.sub_kernels import scratch
 from dlperf.predictors.reuse_distance import LruStack
@@ -74,8 +75,8 @@ def test_a_view_touches_nothing() -> None:
 
 
 def test_blocks_that_an_op_allocates_within_itself_lie_between_as_well() -> None:
-    """oneDNN's copies of a convolution's operands, once where two convolutions run: the second's
-    lie where the first's lay.
+    """oneDNN's copies of a convolution's operands, where two convolutions run: the second's lie where
+    the first's lay, but for one between small requests, which finds its own of the step before.
     """
     image, weight = T(2, 16, 8, 8, storage=1), T(16, 16, 3, 3, storage=2)
     settings = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
@@ -97,9 +98,14 @@ def test_blocks_that_an_op_allocates_within_itself_lie_between_as_well() -> None
     )
     step = trace(touch("relu", 0, 4 * KB), *ops, touch("abs", 0, 4 * KB), storages=storages)
     found = analyse(step, "tuned")
-    passed = 3 * image.nbytes + weight.nbytes + blocks
+    of_second = dict(found.allocator.predecessors_of_blocks[2])
+    assert of_second.keys() == {owner_of_scratch(1), owner_of_scratch(2)}
+    own = of_second[owner_of_scratch(2)]
+    passed = 3 * image.nbytes + weight.nbytes + blocks + own
     assert found.operand_distance[-1] == passed
     assert found.working_bytes[1] == 2 * image.nbytes + weight.nbytes + blocks
+    far = found.operand_is_blocks & (found.operand_op == 2) & (found.operand_distance > 0)
+    assert found.operand_bytes[far] == [own]
     assert found.step_bytes == 4 * KB + passed
 
 

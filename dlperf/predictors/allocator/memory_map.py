@@ -13,9 +13,20 @@ Owners = tuple[tuple[int, int], ...]
 """
 
 
-def owner_of_scratch(op: int) -> int:
-    """The owner that stands for the blocks that op number `op` allocates within itself."""
-    return UNUSED - 1 - op
+def owner_of_scratch(run: int) -> int:
+    """The owner that stands for the blocks that run number `run` of an op allocates within itself,
+    or any run where ops are numbered.
+    """
+    return UNUSED - 1 - run
+
+
+def run_of(owner: int) -> int:
+    """The run (or op) whose blocks an owner stands for.
+
+    >>> run_of(owner_of_scratch(3))
+    3
+    """
+    return UNUSED - 1 - owner
 
 
 class MemoryMap:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -28,7 +28,14 @@ from dlperf.core.units import KIB
 from dlperf.predictors.allocator.caching import CachingAllocator
 from dlperf.predictors.allocator.glibc import Heap
 from dlperf.predictors.allocator.heap import PAGE_BYTES, Jemalloc
-from dlperf.predictors.allocator.memory_map import FRESH, MemoryMap, Owners, owner_of_scratch
+from dlperf.predictors.allocator.memory_map import (
+    FRESH,
+    UNUSED,
+    MemoryMap,
+    Owners,
+    owner_of_scratch,
+    run_of,
+)
 from dlperf.predictors.allocator.policies import POLICIES, Policy, policy_of
 from dlperf.predictors.allocator.primitives import Primitives, primitives
 from dlperf.predictors.allocator.small_requests import (
@@ -114,12 +121,13 @@ _NONE_KEPT = Primitives()
 
 @dataclass(frozen=True)
 class Process:
-    """The counted steps of one process; `predecessors` (of the last of them) and `peak_bytes` as in
-    :class:`AllocatorSimulation`; requests for memory in all steps.
+    """The counted steps of one process; both `predecessors` (of the last of them) and `peak_bytes`
+    as in :class:`AllocatorSimulation`; requests for memory in all steps.
     """
 
     steps: tuple[StepPages, ...]
     predecessors: tuple[Owners, ...]
+    predecessors_of_blocks: tuple[Owners, ...]
     peak_bytes: int
     n_requests: int
 
@@ -157,10 +165,6 @@ class Script:
         self._born: dict[int, list[int]] = defaultdict(list)
         self._dying: dict[int, list[int]] = defaultdict(list)
         self._scratch = [scratch_bytes(op) for op in trace.ops]
-        self.scratch_bytes = tuple(
-            max((sum(map(sum, stage)) for stage in stages), default=0) for stages in self._scratch
-        )
-        """Bytes of the largest pass's blocks of each op."""
         self._small = small_requests(trace, lambda index: bool(self._scratch[index]))
         momenta = _momenta(trace)
         for index, storage in enumerate(trace.storages):
@@ -212,6 +216,7 @@ class Script:
         address: dict[int, int] = {}
         beside: dict[int, list[int]] = {}
         predecessors: list[Owners] = [()] * len(self._sizes)
+        blocks: list[Counter[int]] = []
         memory = MemoryMap()
         small, steps, at_first = self._small, [], heap.resident_bytes
         live_bytes = 0
@@ -225,11 +230,19 @@ class Script:
             while addresses:
                 heap.free(addresses.pop())
 
+        def this_run() -> int:
+            return owner_of_scratch(step * self._n_ops + index)
+
+        def of_any_run(owner: int) -> int:
+            return owner if owner >= UNUSED else owner_of_scratch(run_of(owner) % self._n_ops)
+
         def take(sizes: Iterable[int]) -> list[int]:
             made = []
             for n_bytes in sizes:
                 at, n_faults = heap.allocate(n_bytes)
-                memory.take(at, n_bytes, owner_of_scratch(index))
+                for owner, part in memory.take(at, n_bytes, this_run()).items():
+                    if owner != this_run():  # an earlier pass
+                        blocks[index][FRESH if n_faults else of_any_run(owner)] += part
                 made.append(at)
                 faults[index] += n_faults
             return made
@@ -278,6 +291,7 @@ class Script:
             faults, heap_faults, huge_faults = ([0] * self._n_ops for _ in range(3))
             released = [0] * (self._n_ops + 1)
             graph: list[int] = []
+            blocks = [Counter() for _ in range(self._n_ops)]
             engine = Engine(malloc, free)
             for index in range(self._n_ops):
                 if index == small.backward:
@@ -315,7 +329,9 @@ class Script:
                         faults[index] += n_faults
                         former = memory.take(address[storage], self._sizes[storage], storage)
                         predecessors[storage] = (
-                            ((FRESH, self._sizes[storage]),) if n_faults else tuple(former.items())
+                            ((FRESH, self._sizes[storage]),)
+                            if n_faults
+                            else tuple((of_any_run(owner), part) for owner, part in former.items())
                         )
                     if written and index in small.memories:
                         free(malloc(REORDER) + memories(N_BACK + N_FILLING))
@@ -325,8 +341,8 @@ class Script:
                         watch(index, address.keys())
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes, at_first + live_bytes)
-                    for blocks in (after, written, held, within):
-                        free(blocks)
+                    for made in (after, written, held, within):
+                        free(made)
                 free(call)
                 if index in small.nodes:
                     graph += malloc((OUTPUT,))
@@ -349,7 +365,8 @@ class Script:
                 heap.allocate(n_bytes)
                 malloc(TENSOR)
         counted = tuple(steps[-N_COUNTED:])
-        return Process(counted, tuple(predecessors), peak - at_first, heap.n_requests)
+        of_blocks = tuple(tuple(owners.items()) for owners in blocks)
+        return Process(counted, tuple(predecessors), of_blocks, peak - at_first, heap.n_requests)
 
     def _stages_of(self, index: int) -> list[tuple[Stage, Sequence[int]]]:
         """The stages of an op, each with the storages that it makes: of a convolution's backward
@@ -400,19 +417,18 @@ class AllocatorSimulation:
     processes have several times as many as others. `faults` are first touches of 4 KiB pages by op,
     on average over them, `huge_faults` those of 2 MiB pages; `released[i]` are pages of 4 KiB given
     back before op i, the last entry those at the step's end. `predecessors[s]` are the owners whose
-    memory storage `s` took over in the process of median faults. `peak_bytes` is the most that was
-    resident in the first steps, in the median of the processes. Of first touches in a step
+    memory storage `s` took over in the process of median faults, `predecessors_of_blocks[i]` those
+    of the blocks that op i allocates within itself. `peak_bytes` is the most that was resident in
+    the first steps, in the median of the processes. Of first touches in a step
     `faults_of_a_step` are the mean, between the 10 and 90 % quantiles of all processes' median
     steps.
-    `scratch_bytes` are the blocks that op i allocates within itself; its passes, one after the
-    other, use the same memory.
     """
 
     faults: tuple[float, ...]
     predecessors: tuple[Owners, ...]
+    predecessors_of_blocks: tuple[Owners, ...]
     peak_bytes: int
     faults_of_a_step: tuple[float, float, float]
-    scratch_bytes: tuple[int, ...]
     huge_faults: tuple[float, ...] = ()
     released: tuple[float, ...] = ()
     steps: tuple[StepPages, ...] = ()
@@ -457,13 +473,13 @@ def simulate(
     return AllocatorSimulation(
         faults,
         likely.predecessors,
+        likely.predecessors_of_blocks,
         peak_bytes,
         (
             quantile(by_process, 0.1),
             math.fsum(faults),
             quantile(by_process, 0.9),
         ),
-        script.scratch_bytes,
         _means([step.huge_faults for step in steps]),
         _means([step.released for step in steps]),
         steps,
