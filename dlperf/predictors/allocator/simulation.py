@@ -341,8 +341,8 @@ class Script:
                         watch(index, address.keys())
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes, at_first + live_bytes)
-                    for made in (after, written, held, within):
-                        free(made)
+                    for ends_with_stage in (after, written, held, within):
+                        free(ends_with_stage)
                 free(call)
                 if index in small.nodes:
                     graph += malloc((OUTPUT,))
