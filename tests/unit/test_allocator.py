@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from dlperf.core.errors import DlperfError
 from dlperf.core.trace import Op, OptimizerInfo, Storage, TensorSpec, Trace
 from dlperf.predictors.allocator import simulation
-from dlperf.predictors.allocator.memory_map import FRESH, UNUSED, MemoryMap
+from dlperf.predictors.allocator.memory_map import FRESH, UNUSED, MemoryMap, owner_of_scratch
 from dlperf.predictors.allocator.simulation import (
     N_COUNTED,
     N_PROCESSES,
@@ -362,6 +362,27 @@ def test_scratch_faults_where_the_op_runs() -> None:
     found = simulate(step(n_ops=2), lambda op: (Stage((40 * MIB,)), Stage((40 * MIB,))))
     assert found.faults == (2 * (40 * PAGES_PER_MIB + 1),) * 2
     assert found.peak_bytes == 40 * MIB + PAGE_BYTES  # the stages follow one another
+
+
+def test_what_an_op_allocates_for_nothing_is_not_touched() -> None:
+    """Of a mapping no page is there; memory of the heap still has its former owner."""
+    stage = Stage(untouched=(40 * MIB,))
+    assert simulate(step(n_ops=1), lambda op: (stage,)).faults == (0,)
+    storages = (Storage(MIB, 0, 1), Storage(MIB, 2, 3))
+    stages = iter(((), (Stage(untouched=(MIB,)),), ()))
+    found = simulate(step(*storages, n_ops=3), lambda op: next(stages), "tuned")
+    assert found.predecessors_of_blocks == ((), (), ())
+    assert {owner for of in found.predecessors for owner, _ in of} <= {0, 1}
+
+
+def test_blocks_within_an_op_take_over_the_memory_of_others() -> None:
+    """Two passes with blocks of 1 MiB where a result of the step before lay: the second pass takes
+    over what the first had.
+    """
+    stages = iter(((), (Stage((MIB,)), Stage((MIB,)))))
+    found = simulate(step(Storage(MIB, 0, 1), n_ops=2), lambda op: next(stages), "tuned")
+    assert found.predecessors_of_blocks == ((), ((0, MIB),))
+    assert dict(found.predecessors[0]) == {owner_of_scratch(1): MIB}
 
 
 def test_what_a_pass_read_is_freed_before_its_result_is_made() -> None:

@@ -247,6 +247,15 @@ class Script:
                 faults[index] += n_faults
             return made
 
+        def take_untouched(sizes: Iterable[int]) -> list[int]:
+            """Of a mapping no page is there before it is touched; where the heap grows, the next
+            one to use its pages touches them, mostly in the same step.
+            """
+            n_heap = heap.heap_faults
+            made = [heap.allocate(n_bytes)[0] for n_bytes in sizes]
+            faults[index] += heap.heap_faults - n_heap
+            return made
+
         def describe(sizes: Sequence[int]) -> list[int]:
             passing = malloc(DESCRIPTION)
             made = take(sizes) + malloc(MEMORY)
@@ -312,7 +321,7 @@ class Script:
                 for number, (stage, results) in enumerate(self._stages[index]):
                     first = kept.get((index, number), _NONE_KEPT)
                     within = malloc(STAGE if index in small.memories else ())
-                    held = take(stage.held)
+                    held = take_untouched(stage.untouched) + take(stage.held)
                     malloc(first.before)
                     read = convert(stage.read, first.conversions)
                     written = convert(stage.written[:1])

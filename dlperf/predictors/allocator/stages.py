@@ -10,13 +10,15 @@ class Stage(NamedTuple):
 
     `held` live throughout. `read` are freed as soon as the pass has computed the first of
     `written`, of which the others, copies of it, are made then. The result is made while all of
-    `written` live, and `after` are made once it is there.
+    `written` live, and `after` are made once it is there. `untouched` live throughout, too, but
+    nothing is written to them.
     """
 
     held: tuple[int, ...] = ()
     read: tuple[int, ...] = ()
     written: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    untouched: tuple[int, ...] = ()
 
 
 Scratch = tuple[Stage, ...]

@@ -96,10 +96,11 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
 
     >>> turned = TensorSpec((8, 4), (1, 8))
     >>> scratch(Op("aten._softmax.default", (turned, -1, False)))
-    (Stage(held=(), read=(), written=(), after=(128,)),)
+    (Stage(held=(), read=(), written=(), after=(128,), untouched=()),)
     """
     held = tuple(spec.numel * spec.item_bytes for spec in _copied(op))
     after: tuple[int, ...] = ()
+    untouched: tuple[int, ...] = ()
     if any(part in op.packet for part in _RESULT_FIRST):
         held, after = (), held
     if (
@@ -107,7 +108,7 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
         and op.outputs
         and all(spec.is_contiguous for spec in op.inputs[:2])
     ):
-        held += (op.outputs[0].nbytes,)
+        untouched = (op.outputs[0].nbytes,)
     if op.packet == "aten._safe_softmax":
         after += (op.outputs[0].numel,)  # a mask
     if op.packet in _MEANS and op.outputs[0].numel < op.inputs[0].numel:
@@ -117,7 +118,7 @@ def scratch(op: Op, block: int = onednn.BLOCK) -> Scratch:
     if op.outputs and is_scaled_in_copies(op, op.outputs[0].shape[-2:]):
         after += op.inputs[0].nbytes, op.outputs[0].nbytes
     first, *others = onednn.scratch(op, block) or recurrent.scratch(op) or (Stage(),)
-    first = first._replace(held=held + first.held, after=after + first.after)
+    first = first._replace(held=held + first.held, after=after + first.after, untouched=untouched)
     return (first, *others) if any(first) else ()
 
 
