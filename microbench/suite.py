@@ -46,8 +46,6 @@ SAVE_EVERY_S = 0.5
 """How often the file is written while groups of kernels follow each other quickly; results that
 have arrived by then are written in the end, however that comes.
 """
-_THREADS_A_CORE = 4
-"""More threads a core wait for each other for minutes, and their times are no evidence."""
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 Choose = Callable[[Machine, int, Mapping[str, Sequence[Op]], int], Mapping[str, Sequence[int]]]
 """Given what was measured so far with a number of threads, operations by group and a number of
@@ -117,7 +115,7 @@ def calibrate(
         log(f"{path} holds all of this already; nothing to measure")
     elif machine.groups:
         n_kept, n_again = len(machine.groups), len(planned.intersection(machine.groups))
-        again = f", and measures {n_again} of these again" if n_again else ""
+        again = f", and with {n_again} of these, which want more samples" if n_again else ""
         log(
             f"{path} keeps {counted(n_kept, 'measured group')}; going on with"
             f" {n_groups - n_again} more{again}"
@@ -165,12 +163,8 @@ def _check(mode: str, threads: Sequence[int], workers: Sequence[int], force: boo
         least = min(counts, default=1)
         if least < 1:
             raise DlperfError(f"{name} is {least}; it must be at least 1")
-    most = _THREADS_A_CORE * host.available_cores()
-    if max(threads) > most and not force:
-        raise DlperfError(
-            f"threads is {max(threads)}, of {host.available_cores()} cores; give at most {most}, or"
-            " --force"
-        )
+    if not force:
+        host.check_threads(max(threads), ", or --force")
 
 
 def what_is_kept(path: Path, n_groups: int) -> str:

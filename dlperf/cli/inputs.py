@@ -49,8 +49,14 @@ class Answer(NamedTuple):
 
 
 def use_threads(threads: int | None) -> int:
-    """Make torch use a given number of threads; the number that it uses then."""
+    """Make torch use a given number of threads; the number that it uses then.
+
+    Raises DlperfError for far more than there are cores.
+    """
     if threads is not None:
+        from dlperf.core.host import check_threads
+
+        check_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is imported
     import torch
 

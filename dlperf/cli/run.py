@@ -54,6 +54,7 @@ def prepare(args: Namespace) -> Callable[[], int]:
     from pathlib import Path
 
     from dlperf.core.files import check_writable
+    from dlperf.core.host import check_threads
     from dlperf.report.writing import is_ours
 
     if os.environ.get("RANK", "0") == "0":  # other ranks write nothing
@@ -64,6 +65,7 @@ def prepare(args: Namespace) -> Callable[[], int]:
             ours = os.path.isfile(args.output) and is_ours(Path(args.output))
             check_writable(args.output, args.force or ours)
     if args.threads is not None:
+        check_threads(args.threads)
         os.environ["OMP_NUM_THREADS"] = str(args.threads)
     from dlperf.runner.wrapping import run_script
 

@@ -91,7 +91,7 @@ def _state(name: str, machine: Machine, threads: int) -> State:
             f"{name}: reading.{impossible}; dlperf machine state -o FILE probes the machine again"
         )
     found = reading.over(machine.reference)
-    if reading.parallel_region_s:
+    if reading.parallel_region_s or threads == 1:
         return found
     return replace(found, core_to_core=machine.usual_state.core_to_core)  # of one thread alone
 

@@ -12,7 +12,9 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Cpu, Machine
+from dlperf.core.text import counted
 from dlperf.core.units import KIB, MIB
 from dlperf.core.version import VERSION
 
@@ -51,6 +53,22 @@ def this_cpu() -> Cpu:
 def available_cores() -> int:
     """Cores that this process may use (its affinity mask; a container's quota is not looked at)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+THREADS_A_CORE = 4
+"""Threads of a team at most: more a core wait for each other for minutes, and their times are no
+evidence; OpenMP crashes where it cannot make as many.
+"""
+
+
+def check_threads(threads: int, way_out: str = "") -> None:
+    """Raise DlperfError for more threads than this process' cores can serve."""
+    n_cores = available_cores()
+    if threads > THREADS_A_CORE * n_cores:
+        raise DlperfError(
+            f"threads is {threads}, of {counted(n_cores, 'core')}; give at most"
+            f" {THREADS_A_CORE * n_cores}{way_out}"
+        )
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import runpy
@@ -27,12 +28,27 @@ INTERRUPTED = 130
 
 
 def check_script(command: Sequence[str], module: bool) -> None:
-    """Raise DlperfError where there is no such script; a module is not looked for."""
+    """Raise DlperfError where there is no such script or module; of a module in a package, no such
+    package.
+    """
     if not command:
         raise DlperfError("run: no script is named; dlperf run SCRIPT.py [ARGUMENTS]")
     if not module and not os.path.isfile(command[0]):
         what = "is a folder" if os.path.isdir(command[0]) else "does not exist"
         raise DlperfError(f"{command[0]}: {what}; name a Python script, or a module with -m")
+    if module and not _is_importable(command[0].partition(".")[0]):
+        raise DlperfError(f"{command[0]}: there is no such module here or in sys.path")
+
+
+def _is_importable(name: str) -> bool:
+    """Whether there is a module of this name, of no package, in this folder or installed."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # Python says why
+        return True
+    finally:
+        del sys.path[0]
 
 
 def run_as_main(command: Sequence[str], module: bool) -> int:

@@ -53,6 +53,9 @@ UNUSABLE, FAILED = 2, 1
         (["predict", "x:y", "--predictor", "nosuch"], "predictor 'nosuch' is unknown"),
         (["predict", "x:y", "--drop-last"], "--drop-last forecasts an epoch and needs --samples N"),
         (["predict", "x:y", "--workers", "0"], "--workers: '0'"),
+        (["measure", "lenet", "--threads", "99999", "--json", "-"], "threads is 99999, of "),
+        (["run", "--threads", "99999", __file__], "threads is 99999, of "),
+        (["run", "-m", "nosuch.module"], "nosuch.module: there is no such module here"),
         (
             ["predict", "x:y", "--workers", "5", "--samples", "4"],
             "--workers 5 are more than the 4 samples",

@@ -128,6 +128,21 @@ def test_cores_far_apart_are_a_state_of_several_threads(
     assert found["step"]["total_s"] > 1.1 * other["step"]["total_s"]
 
 
+def test_one_thread_has_no_cores_that_are_apart(
+    dlperf: Callable, referenced: Path, tmp_path: Path
+) -> None:
+    """Although the file's usual state has them apart, which tells of its other readings."""
+    with_team = replace(ONE, parallel_region_s={2: 2e-6})
+    apart = tuple(replace(ONE, parallel_region_s={2: 3e-6}) for _ in range(9))
+    replace(Machine.load(referenced), reference=with_team, readings=apart).save(referenced)
+    file = tmp_path / "alone.json"
+    dlperf("machine", "state", "--machine", referenced, "--threads", "1", "-o", file)
+    on = ("--machine", referenced, "--json", "-", "--state", file, "--threads")
+    one, two = (_predicted(dlperf("predict", "lenet", *on, count)) for count in "12")
+    assert one["state"]["core_to_core"] == 1.0
+    assert two["state"]["core_to_core"] == 1.5
+
+
 def test_predictions_at_states(dlperf: Callable, referenced: Path, tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     dlperf("machine", "state", "--machine", referenced, "-o", file)
