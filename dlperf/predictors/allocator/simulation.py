@@ -230,19 +230,13 @@ class Script:
             while addresses:
                 heap.free(addresses.pop())
 
-        def this_run() -> int:
-            return owner_of_scratch(step * self._n_ops + index)
-
-        def of_any_run(owner: int) -> int:
-            return owner if owner >= UNUSED else owner_of_scratch(run_of(owner) % self._n_ops)
-
         def take(sizes: Iterable[int]) -> list[int]:
             made = []
             for n_bytes in sizes:
                 at, n_faults = heap.allocate(n_bytes)
-                for owner, part in memory.take(at, n_bytes, this_run()).items():
-                    if owner != this_run():  # an earlier pass
-                        blocks[index][FRESH if n_faults else of_any_run(owner)] += part
+                for owner, part in memory.take(at, n_bytes, this_run).items():
+                    if owner != this_run:  # an earlier pass
+                        blocks[index][FRESH if n_faults else owner] += part
                 made.append(at)
                 faults[index] += n_faults
             return made
@@ -303,6 +297,7 @@ class Script:
             blocks = [Counter() for _ in range(self._n_ops)]
             engine = Engine(malloc, free)
             for index in range(self._n_ops):
+                this_run = owner_of_scratch(step * self._n_ops + index)
                 if index == small.backward:
                     engine.start(len(small.first_of_node))
                 if index == small.optimizer:
@@ -338,9 +333,7 @@ class Script:
                         faults[index] += n_faults
                         former = memory.take(address[storage], self._sizes[storage], storage)
                         predecessors[storage] = (
-                            ((FRESH, self._sizes[storage]),)
-                            if n_faults
-                            else tuple((of_any_run(owner), part) for owner, part in former.items())
+                            ((FRESH, self._sizes[storage]),) if n_faults else tuple(former.items())
                         )
                     if written and index in small.memories:
                         free(malloc(REORDER) + memories(N_BACK + N_FILLING))
@@ -363,8 +356,8 @@ class Script:
             drop(self._dying.get(self._n_ops, ()))
             free(graph)
             released[self._n_ops] += heap.released_pages - n_released
-            by_op = faults, heap_faults, huge_faults, released
-            steps.append(StepPages(*map(tuple, by_op)))
+            in_step = faults, heap_faults, huge_faults, released
+            steps.append(StepPages(*map(tuple, in_step)))
             # Survivors of this step are what the next step expects from before it.
             for made, old in self._survivors.items():
                 if made in address and old not in address:
@@ -374,8 +367,22 @@ class Script:
                 heap.allocate(n_bytes)
                 malloc(TENSOR)
         counted = tuple(steps[-N_COUNTED:])
-        of_blocks = tuple(tuple(owners.items()) for owners in blocks)
-        return Process(counted, tuple(predecessors), of_blocks, peak - at_first, heap.n_requests)
+        by_op = self._by_op
+        return Process(
+            counted,
+            tuple(map(by_op, predecessors)),
+            tuple(by_op(owners.items()) for owners in blocks),
+            peak - at_first,
+            heap.n_requests,
+        )
+
+    def _by_op(self, owners: Iterable[tuple[int, int]]) -> Owners:
+        """Owners of memory, the runs of an op as one."""
+        found: Counter[int] = Counter()
+        for owner, n_bytes in owners:
+            is_run = owner < UNUSED
+            found[owner_of_scratch(run_of(owner) % self._n_ops) if is_run else owner] += n_bytes
+        return tuple(found.items())
 
     def _stages_of(self, index: int) -> list[tuple[Stage, Sequence[int]]]:
         """The stages of an op, each with the storages that it makes: of a convolution's backward
