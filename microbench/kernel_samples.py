@@ -213,8 +213,10 @@ class KernelSamples:
         4 to 9 % (root mean square), 1 to 3 % long on average; the least of all over the slowdown by
         5 to 13 %, up to 7 % short.
         """
-        throughout = [one.seconds for one in self.raw if one.throughout]
-        partly = [one.seconds for one in self.raw if not one.throughout]
+        # What counts as undisturbed was judged by a slow core.
+        parts = [one.disturbed and not one.throughout for one in self.raw]
+        throughout = [one.seconds for one, part in zip(self.raw, parts) if not part]
+        partly = [one.seconds for one, part in zip(self.raw, parts) if part]
         found = [min(throughout) / slowdown] if throughout else []
         if partly:
             found.append(min(partly) / (1.0 + (slowdown - 1.0) / (len(partly) + 1)))
