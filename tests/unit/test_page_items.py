@@ -18,7 +18,7 @@ def seconds_of(heap: tuple[int, int], others: dict[tuple[str, str], float]) -> d
     are the heap's; 1 us each.
     """
     step = StepPages((100, 0), heap, (0, 0), (0, 0, 0))
-    simulated = AllocatorSimulation((100, 0), (), 0, (100, 100, 100), (0, 0), steps=(step,) * 3)
+    simulated = AllocatorSimulation((100, 0), (), (), 0, (100, 100, 100), steps=(step,) * 3)
     costs_s = {"page_fault": 1e-6, "page_release": 0.0, "huge_page_fault": 0.0}
     found: dict[str, float] = defaultdict(float)
     trace = Trace("t", 1, (), OPS, inference=True)
