@@ -313,7 +313,7 @@ def compare(seeds: range, n_processes: int, policies: list[str]) -> None:
     from dlperf.core import host
     from dlperf.core.machine import Cpu, Machine
     from dlperf.microbench.memory import measure_footprints
-    from dlperf.predictors.allocator import simulation
+    from dlperf.predictors.allocator.policies import POLICIES
     from dlperf.predictors.analysis import analyse
     from dlperf.predictors.kernels.onednn import block_of
     from dlperf.predictors.page_faults import peak_memory_bytes
@@ -322,7 +322,7 @@ def compare(seeds: range, n_processes: int, policies: list[str]) -> None:
     torch_itself = Machine(Cpu("", 1), footprints=tuple(measure_footprints()))
     found: dict[str, list[Case]] = {}
     for policy in policies:
-        settings = environment_of(simulation.POLICIES[policy].settings)
+        settings = environment_of(POLICIES[policy].settings)
         if settings is None:
             print(f"{policy}: its library is not installed")
         else:
@@ -338,7 +338,7 @@ def compare(seeds: range, n_processes: int, policies: list[str]) -> None:
         for policy, cases in found.items():
             runs = []
             for _ in range(n_processes):
-                settings = environment_of(simulation.POLICIES[policy].settings)
+                settings = environment_of(POLICIES[policy].settings)
                 child = subprocess.run(
                     [sys.executable, __file__, "--child", str(seed), str(batch)],
                     capture_output=True,

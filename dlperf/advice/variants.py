@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Layer, Trace
-from dlperf.predictors.allocator.simulation import POLICIES
+from dlperf.predictors.allocator.policies import POLICIES
 
 PAYS, DOES_NOT_PAY, UNSURE, DOES_NOT_APPLY = (
     "pays",

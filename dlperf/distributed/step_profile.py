@@ -20,7 +20,7 @@ from dlperf.forecast.loop import accumulation_s
 from dlperf.forecast.prediction import Prediction
 from dlperf.models.buckets import Gradient, ReducerOptions
 from dlperf.models.overlap import Computation
-from dlperf.predictors.allocator.simulation import policy_of
+from dlperf.predictors.allocator.policies import policy_of
 from dlperf.predictors.calibrated import Calibrated, pause_slowdowns
 from dlperf.predictors.kernel_cost_model import KernelCostModel, cost_model_of
 

@@ -34,7 +34,7 @@ from dlperf.ops import counts
 from dlperf.ops import roofs as measured_roofs
 from dlperf.predictors import registry
 from dlperf.predictors.allocator.device_memory import DeviceMemory, memory_on
-from dlperf.predictors.allocator.simulation import POLICIES, policy_of
+from dlperf.predictors.allocator.policies import POLICIES, policy_of
 from dlperf.predictors.data_sheet import DATA_SHEET
 from dlperf.predictors.layer_traffic import LayerTraffic, layer_traffic
 from dlperf.predictors.page_faults import BOUND
@@ -360,7 +360,7 @@ def predict(
 
     `threads` defaults to torch's own number where the machine file contains it, else to the nearest
     that it contains. `malloc` is the allocator policy of the process, one of
-    :data:`dlperf.predictors.allocator.simulation.POLICIES`. `point` is a measurement of the network
+    :data:`dlperf.predictors.allocator.policies.POLICIES`. `point` is a measurement of the network
     for the predictors that need one (``viebke-a``, ``viebke-b``). `state` is the machine's
     (:data:`dlperf.core.state.REFERENCE`: that of its file), of several the median; by default it is
     the median of the states that the file contains. The interval contains the spread of several.

@@ -27,7 +27,7 @@ from dlperf.core.costs import OPTIMIZER_CALL, OPTIMIZER_TENSOR
 from dlperf.core.prediction import Item
 from dlperf.core.trace import BY_HAND, ITEM_BYTES, LOSS, Argument, Op, TensorSpec, Trace
 from dlperf.ops.fused import FUSED, fused_threads
-from dlperf.predictors.allocator.simulation import PAGE_BYTES
+from dlperf.predictors.allocator.heap import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis
 from dlperf.predictors.base import op_items
 from dlperf.predictors.cache_model import ReuseDistance, order_of

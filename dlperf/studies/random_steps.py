@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dlperf.core import child_process
 from dlperf.core.measurement import Measurement
-from dlperf.predictors.allocator.simulation import policy_of
+from dlperf.predictors.allocator.policies import policy_of
 
 
 @dataclass(frozen=True)

@@ -21,21 +21,19 @@ from hypothesis import strategies as st
 from dlperf.core.errors import DlperfError
 from dlperf.core.trace import Op, OptimizerInfo, Storage, TensorSpec, Trace
 from dlperf.predictors.allocator import simulation
+from dlperf.predictors.allocator.glibc import Heap
+from dlperf.predictors.allocator.heap import PAGE_BYTES
 from dlperf.predictors.allocator.memory_map import FRESH, UNUSED, MemoryMap, owner_of_scratch
-from dlperf.predictors.allocator.simulation import (
+from dlperf.predictors.allocator.policies import POLICIES, policy_of
+from dlperf.predictors.allocator.process import (
     N_COUNTED,
-    N_PROCESSES,
     N_STEPS,
-    PAGE_BYTES,
     PEAK_STEPS,
-    POLICIES,
-    Heap,
     Script,
     StepPages,
     allocator_of,
-    policy_of,
-    simulate,
 )
+from dlperf.predictors.allocator.simulation import N_PROCESSES, simulate
 from dlperf.predictors.allocator.stages import Scratch, Stage
 
 KIB, MIB = 2**10, 2**20

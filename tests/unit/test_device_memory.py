@@ -22,7 +22,7 @@ from dlperf.predictors.allocator.device_memory import (
     device_memory,
     largest_batch_size,
 )
-from dlperf.predictors.allocator.simulation import Script
+from dlperf.predictors.allocator.process import Script
 from dlperf.recorder.device_defaults import with_device_defaults
 from dlperf.recorder.targets import Built
 

@@ -7,7 +7,8 @@ from collections import defaultdict
 import pytest
 
 from dlperf.core.trace import Op, TensorSpec, Trace
-from dlperf.predictors.allocator.simulation import AllocatorSimulation, StepPages
+from dlperf.predictors.allocator.process import StepPages
+from dlperf.predictors.allocator.simulation import AllocatorSimulation
 from dlperf.predictors.page_faults import page_items
 
 OPS = tuple(Op("aten.relu.default", (TensorSpec.contiguous(1),), layer=name) for name in "ab")

@@ -8,7 +8,10 @@ import pytest
 
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.core.units import MIB
-from dlperf.predictors.allocator.simulation import PAGE_BYTES, Script, policy_of, simulate
+from dlperf.predictors.allocator.heap import PAGE_BYTES
+from dlperf.predictors.allocator.policies import policy_of
+from dlperf.predictors.allocator.process import Script
+from dlperf.predictors.allocator.simulation import simulate
 from dlperf.predictors.allocator.small_requests import CALL, Engine, small_requests
 from dlperf.predictors.allocator.stages import Scratch, Stage
 

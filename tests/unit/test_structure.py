@@ -105,9 +105,9 @@ def test_the_command_line_knows_how_many_ops_can_be_drawn() -> None:
 
 def test_the_command_line_knows_the_policies_of_malloc() -> None:
     from dlperf.cli import prediction
-    from dlperf.predictors.allocator import simulation
+    from dlperf.predictors.allocator import policies
 
-    assert tuple(simulation.POLICIES) == prediction.MALLOCS
+    assert tuple(policies.POLICIES) == prediction.MALLOCS
 
 
 def run_python(code: str, *arguments: str) -> str:

@@ -15,7 +15,7 @@ from dlperf.core.text import counted
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.core.units import MIB, format_bytes
 from dlperf.predictors.allocator.caching import SIZES, CachingAllocator, OutOfDeviceMemory
-from dlperf.predictors.allocator.simulation import Script
+from dlperf.predictors.allocator.process import Script
 
 CUBLAS_WORKSPACE_BYTES = 8_519_680
 """Workspace of a cuBLAS handle, ``CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8`` in KiB times count
