@@ -134,8 +134,7 @@ def reuse_distances(
                     away = inf if moment is None else recency.since(moment)
                     if owner == FRESH or (owner == UNUSED and size < _SMALL_BYTES):
                         away = 0.0
-                    is_block = storage < UNUSED
-                    operands.append((index, size * part / whole, away, by, is_block))
+                    operands.append((index, size * part / whole, away, by, storage < UNUSED))
             if op.phase != phase:
                 phase = op.phase
                 if phase in CALLED:
@@ -150,9 +149,8 @@ def reuse_distances(
                 recency.touch(storage, size)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
             last_run.update((brought, recency.now) for brought in codes_of(op.packet))
-    op_numbers, sizes, distances, touched_by, are_blocks = (
-        np.array(operands, float).reshape(-1, 5).T
-    )
+    columns = np.array(operands, dtype=float).reshape(-1, 5).T
+    op_numbers, sizes, distances, touched_by, are_blocks = columns
     return ReuseDistances(
         op_numbers.astype(np.int64),
         sizes,
