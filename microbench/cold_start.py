@@ -19,7 +19,16 @@ from torch import nn
 
 from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undisturbed
 from dlperf.core.code_footprint import CONVOLUTION, CONVOLUTION_KERNEL, LONG_OPTIMIZER, codes_of
-from dlperf.core.costs import CACHE_MISS, COLD_START, PAGE_EVICTION, Cost, CostKey
+from dlperf.core.costs import (
+    CACHE_MISS,
+    COLD_START,
+    LONG_ROW_BYTES,
+    PAGE_EVICTION,
+    SHORT_ROW_BYTES,
+    SHORT_ROWS,
+    Cost,
+    CostKey,
+)
 from dlperf.core.trace import Argument, Op, Symbol, TensorSpec
 from dlperf.core.units import MIB
 from dlperf.microbench import operator_benchmark
@@ -168,8 +177,9 @@ def passing_operators() -> tuple[tuple[str, Op, Op, int], ...]:
     def normalized(n: int) -> tuple[Argument, ...]:
         return T(n, 32, 32, 32), *4 * (T(32),), True, 0.1, 1e-5
 
-    def normalized_back(n: int) -> tuple[Argument, ...]:
-        return *2 * (T(n, 32, 32, 32),), *5 * (T(32),), True, 1e-5, 3 * (True,)
+    def normalized_back(n: int, n_channels: int, row_bytes: int) -> tuple[Argument, ...]:
+        images, channel = T(n, n_channels, row_bytes // 4), T(n_channels)
+        return *2 * (images,), *5 * (channel,), True, 1e-5, 3 * (True,)
 
     def looked_up(n_rows: int, n: int) -> tuple[Argument, ...]:
         return T(n_rows, 32), T(n, dtype="int64")
@@ -188,9 +198,16 @@ def passing_operators() -> tuple[tuple[str, Op, Op, int], ...]:
         (
             "aten.native_batch_norm_backward",
             "aten.native_batch_norm_backward.default",
-            normalized_back(1),
-            normalized_back(8),
+            normalized_back(1, 32, LONG_ROW_BYTES),
+            normalized_back(8, 32, LONG_ROW_BYTES),
             3 * MIB,
+        ),
+        (
+            SHORT_ROWS,
+            "aten.native_batch_norm_backward.default",
+            normalized_back(1, 32, LONG_ROW_BYTES),
+            normalized_back(32, 256, SHORT_ROW_BYTES),
+            3 * 32 * 256 * SHORT_ROW_BYTES,
         ),
         ("aten.sum", "aten.sum.dim_IntList", (T(*_TINY), (0,)), (T(512, 1024), (0,)), 2 * MIB),
         (

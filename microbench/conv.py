@@ -295,9 +295,10 @@ def _grouped(index: int, a: float, b: float, c: float, d: float, e: float) -> Op
 def _transposed(index: int, a: float, b: float, c: float, d: float, e: float) -> Op:
     """A quarter give an image of one to three channels, as the last layer of a generator does; a
     fifth are of one image, where torch has kernels of its own. Three quarters of the images are
-    whole multiples of the stride.
+    whole multiples of the stride. Two of seven are 1d.
     """
     kernel, size = pick(d, (2, 3, 4, 4, 5)), _side(index, log_pick(e, 2, 96))
+    sizes = (size * size,) if turn(index, 7) < 2 else (size, size)
     n = 1 if turn(index, 5, 2) == 0 else log_pick(a, 1, 128)
     stride = pick(a * 7 % 1, (2, 1, 2, 2))
     is_whole = turn(index, 4, 3) > 0  # an odd kernel needs one more for that
@@ -305,8 +306,8 @@ def _transposed(index: int, a: float, b: float, c: float, d: float, e: float) ->
         n,
         _channels(b, 2, 256, turn(index, 3) > 0),
         _first_or(c, (1, 3, 3, 2), 4, 256, turn(index, 3, 1) > 0),
-        (size, size),
-        (kernel, kernel),
+        sizes,
+        len(sizes) * (kernel,),
         stride,
         (kernel - 1) // 2,
         transposed=True,
@@ -362,8 +363,8 @@ _KINDS: tuple[tuple[str, int, int, int, Callable[..., Op | None], int], ...] = (
     ("dense", 68, 160, 7, _dense, 1),
     ("1x1", 14, 64, 4, _one_tap, 1),
     ("depthwise", 8, 44, 4, _depthwise, 1),
-    ("grouped", 6, 30, 5, _grouped, 1),
-    ("transposed", 4, 32, 5, _transposed, 1),
+    ("grouped", 6, 48, 5, _grouped, 1),
+    ("transposed", 4, 44, 5, _transposed, 1),
     ("1d", 4, 28, 5, _one_dimensional, 1),
     ("3d", 2, 22, 5, _three_dimensional, 1),
     ("channels_last", 0, 24, 7, partial(_dense, channels_last=True), 2000),

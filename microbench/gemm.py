@@ -77,6 +77,20 @@ def _sizes(mode: str, grid: tuple[int, ...], count: int, start: int) -> list[tup
     return lattice + filled(count, 3, shape, start)
 
 
+def _large_result(mode: str, index: int, u: float, v: float, w: float) -> tuple[int, ...] | None:
+    """A product whose result is of a size at which it leaves the caches, with rows that begin
+    within a vector, as those of a vocabulary's scores often do: there it is computed more slowly.
+    """
+    elements, n, k = (
+        log_pick(u, 2**19, _MAX_ELEMENTS),
+        log_pick(v, 24, 2**15),
+        log_pick(w, 4, 512),
+    )
+    n += (n % 8 == 0) * (1 + turn(index, 7))
+    sizes = max(1, elements // n), n, k
+    return sizes if min(sizes[:2]) >= 24 and _fits(mode, *sizes) else None
+
+
 def _batched(mode: str, index: int, u: float, v: float, w: float, x: float) -> Point | None:
     least = 1 if turn(index, 3) == 0 else 8
     b, m, n, k = (
@@ -116,6 +130,9 @@ def groups(mode: str, dtypes: tuple[str, ...], times: int = 1) -> list[Group]:
             # Each orientation has shapes of its own: what they share, the curve learns from all of
             # them.
             sizes = _sizes(mode, grid, count, 1 + 1000 * number)
+            if main:
+                large = partial(_large_result, mode)
+                sizes += filled(share(mode, 1, 8, times), 3, large, 1 + 1000 * number)
             make = linear if orientation == "NT" else partial(product, orientation=orientation)
             ops = [make(m, n, k, dtype=dtype) for m, n, k in sizes]
             if main and orientation == "NT":

@@ -354,7 +354,7 @@ def _recurrent(index: int, u: float, v: float, w: float) -> list[Op]:
 def groups(mode: str) -> list[Group]:
     """One group a kind of layer."""
     plan = (
-        ("normalisation", "norm", _norms, 8, 28),
+        ("normalisation", "norm", _norms, 8, 56),
         ("pooling", "pool", _pools, 8, 24),
         ("rows", "rows", _rows, 8, 24),
         ("moves", "moves", _moves, 12, 20),

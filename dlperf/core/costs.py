@@ -36,6 +36,11 @@ CACHE_MISS, COLD_START = "cache_miss", "cold_start"
 PAGE_EVICTION, CODE_EVICTION = "page_allocation_eviction", "instruction_cache_pressure"
 COLD_STARTS = (COLD_START, PAGE_EVICTION, CODE_EVICTION)
 """Penalties of a call whose code and data left the nearer caches, by what drove them out."""
+SHORT_ROWS, SHORT_ROW_BYTES, LONG_ROW_BYTES = "short_rows", 4 * 6 * 6, 4 * 32 * 32
+"""The cache misses of an operator that passes over such short rows, far from each other, and the
+bytes of rows from which on it misses no more than where all is in order. A batch norm's backward
+does, channel by channel: its rows are images.
+"""
 CACHE_RESIDENCY = "cache_residency"
 """Slowdown, by milliseconds without a touch, of data in the shared cache."""
 SMALL_PAGE_COSTS = ("page_fault", "page_release")

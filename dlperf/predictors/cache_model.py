@@ -21,9 +21,12 @@ from dlperf.core.costs import (
     CODE_EVICTION,
     COLD_START,
     COLD_STARTS,
+    LONG_ROW_BYTES,
     PAGE_EVICTION,
+    SHORT_ROW_BYTES,
 )
 from dlperf.core.machine import Machine
+from dlperf.core.trace import Op
 from dlperf.ops.roofs import LEVELS, Roofs
 
 Array = npt.NDArray[np.float64]
@@ -49,6 +52,25 @@ def order_of(packet: str) -> str:
     ('aten.mm', 'next')
     """
     return _ORDERS.get(code_of(packet), IN_ORDER)
+
+
+def short_rows_frac(op: Op) -> float:
+    """By which part an operator's cache misses are those of short rows, linear in the logarithm of
+    its rows' bytes: a batch norm's backward, whose rows are images, one channel after the other.
+
+    >>> from dlperf.core.trace import TensorSpec
+    >>> images, channel = TensorSpec.contiguous(48, 96, 6, 6), TensorSpec.contiguous(96)
+    >>> short_rows_frac(Op("aten.native_batch_norm_backward.default", (images, images, channel)))
+    1.0
+    """
+    if order_of(op.packet) != "aten.native_batch_norm_backward":
+        return 0.0
+    images = op.inputs[0]
+    if len(images.shape) > 2 and images.strides[1] == 1:  # channels last: all is in order
+        return 0.0
+    row_bytes = max(images.nbytes // max(math.prod(images.shape[:2]), 1), SHORT_ROW_BYTES)
+    longest = LONG_ROW_BYTES / SHORT_ROW_BYTES
+    return max(0.0, math.log(LONG_ROW_BYTES / row_bytes) / math.log(longest))
 
 
 @dataclass(frozen=True)

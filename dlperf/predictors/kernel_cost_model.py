@@ -148,7 +148,8 @@ class KernelCostModel:
 
     def describe(self, op: Op) -> KernelDescription | None:
         """Description of an operator's kernel on this machine. Its last term is the time in which
-        STREAM triad moves as many bytes: times bend where operands leave a cache.
+        STREAM triad moves as many bytes: times bend where operands leave a cache. Those before it
+        are by how much longer that takes for what it stores than within the core's own caches.
         """
         if self.machine.data_sheet is not None:
             return describe_on(self.machine, op)
@@ -156,8 +157,10 @@ class KernelCostModel:
         if found is None or len(found.terms) == 1 or is_view(op) or not self.machine.bandwidths:
             return found
         n_bytes = streamed_bytes(op)
-        stream_s = n_bytes * float(self.caches.seconds_per_byte(np.array([n_bytes]))[0])
-        return replace(found, terms=(*found.terms, stream_s))
+        sizes = np.array([n_bytes, found.result_bytes, self.caches.private_bytes])
+        moved_s, stored_s, least_s = map(float, self.caches.seconds_per_byte(sizes))
+        stores_s = (one * max(0.0, stored_s - least_s) for one in found.stored_bytes)
+        return replace(found, terms=(*found.terms, *stores_s, n_bytes * moved_s))
 
     def _sort_of(self, op: Op) -> tuple[str, ...]:
         """The sort of an operator; on a device its name."""

@@ -23,14 +23,14 @@ from dlperf.core.code_footprint import (
     LONG_OPTIMIZER_OPERATORS,
     code_of,
 )
-from dlperf.core.costs import OPTIMIZER_CALL, OPTIMIZER_TENSOR
+from dlperf.core.costs import OPTIMIZER_CALL, OPTIMIZER_TENSOR, SHORT_ROWS
 from dlperf.core.prediction import Item
 from dlperf.core.trace import BY_HAND, ITEM_BYTES, LOSS, Argument, Op, TensorSpec, Trace
 from dlperf.ops.fused import FUSED, fused_threads
 from dlperf.predictors.allocator.heap import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis
 from dlperf.predictors.base import op_items
-from dlperf.predictors.cache_model import ReuseDistance, order_of
+from dlperf.predictors.cache_model import ReuseDistance, order_of, short_rows_frac
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel
 from dlperf.predictors.page_faults import page_items
 from dlperf.predictors.resources import Array, resources_of
@@ -328,11 +328,14 @@ class StepItems:
         # its passing of an element and its beginning or end, on average.
         passed = near_bytes + analysis.working_bytes[analysis.operand_touched % n]
         far_bytes = np.minimum(analysis.operand_distance + passed / 2, analysis.step_bytes)
+        short_frac = np.array([short_rows_frac(op) for op in self.trace.ops])[analysis.operand_op]
         for order in set(self._operand_orders.tolist()):
             of = self._operand_orders == order
-            missed_s = self.caches.miss_s_per_byte(
-                far_bytes[of], near_bytes[of], untouched_s[of], took_s[of], order
-            )
+            distances = far_bytes[of], near_bytes[of], untouched_s[of], took_s[of]
+            missed_s = self.caches.miss_s_per_byte(*distances, order)
+            if (short := short_frac[of]).any():
+                short_s = self.caches.miss_s_per_byte(*distances, SHORT_ROWS)
+                missed_s += short * np.maximum(short_s - missed_s, 0.0)
             extra_s[of] += analysis.operand_bytes[of] * missed_s
         return extra_s
 

@@ -10,7 +10,7 @@ from calibrated_cases import relu
 
 from dlperf.core import code_footprint
 from dlperf.core.clock import Clock, CoreSpeed, Repeats, Samples
-from dlperf.core.costs import Cost, CostKey
+from dlperf.core.costs import SHORT_ROWS, Cost, CostKey
 from dlperf.core.machine import Bandwidth, Machine
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.microbench import cold_start, framework, operator_benchmark, stream, worker
@@ -203,7 +203,7 @@ def test_what_neighbours_change_is_measured_in_several_passes(
 def test_each_order_in_which_operands_are_touched_is_measured() -> None:
     found = cold_start.passing_operators()
     names = {name for name, *_ in found}
-    assert {cache_model.IN_ORDER, *cache_model._ORDERS.values()} == names
+    assert {cache_model.IN_ORDER, SHORT_ROWS, *cache_model._ORDERS.values()} == names
     for name, few, far, n_bytes in found:
         assert few.packet == far.packet
         result = operator_benchmark.build(far)()

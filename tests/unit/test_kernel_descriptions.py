@@ -93,6 +93,24 @@ def test_the_order_of_the_operands_in_memory(transposed: tuple[bool, bool]) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "stored_bytes"),
+    [
+        (T(9, 16), T(16, 24), (4 * 9 * 24, 0)),  # rows of 96 bytes
+        (T(9, 16), T(16, 25), (0, 4 * 9 * 25)),
+        (T(9, 193), T(193, 25), (0, 2 * 4 * 9 * 25)),  # in two panels
+        (T(9, 16, dtype="float64"), T(16, 12, dtype="float64"), (8 * 9 * 12, 0)),
+        (T(1, 16), T(16, 25), (4 * 25, 0)),  # a vector has one row
+    ],
+)
+def test_rows_that_begin_within_a_vector_are_stored_by_another_way(
+    left: TensorSpec, right: TensorSpec, stored_bytes: tuple[int, int]
+) -> None:
+    found = described("aten.mm.default", left, right)
+    assert found.stored_bytes == stored_bytes
+    assert found.result_bytes == left.shape[0] * right.shape[1] * left.item_bytes
+
+
 def test_tiny_products_of_a_batch_ask_no_blas() -> None:
     """399 multiplications are below torch's limit of 400; a batch of one that addmm computes knows
     no such limit.
@@ -433,7 +451,24 @@ def test_planes_of_whole_pages_are_put_into_blocks_more_slowly(
 ) -> None:
     found = describe(convolution(4, c_in, c_out, (32, width), (3, 3), padding=1), 1)
     assert found is not None
-    assert found.terms[-4:-2] == tuple(4.0 * 32 * width * channels for channels in aliased)
+    assert found.terms[-6:-4] == tuple(4.0 * 32 * width * channels for channels in aliased)
+
+
+def test_a_product_per_image_has_parts_of_its_sides() -> None:
+    """A 1x1 convolution of 2 images, 12 channels to 20, on 5 x 5 pixels, by BLAS: (20 x 12)(12 x 25),
+    the gradient of the input (12 x 20)(20 x 25), of the weight (20 x 25)(25 x 12). 25 is 16 + 8 + 1,
+    20 is 16 + 4, 12 is 8 + 4.
+    """
+    forward = convolution(2, 12, 20, (5, 5), (1, 1))
+    found = [describe(forward, 1), *map(describe, sub_kernels(backward_of(forward)))]
+    assert [(one.variant[0], one.terms[-3:-1]) for one in found if one] == [
+        ("conv", (2 * 20 * 12 * 2, 2 * 25 * 12 * 1)),
+        ("conv_input", (2 * 12 * 20 * 2, 2 * 25 * 20 * 2)),
+        ("conv_weight", (2 * 20 * 25 * 2, 2 * 12 * 25 * 1)),
+    ]
+    blocked = describe(convolution(4, 16, 20, (32, 32), (3, 3), padding=1), 1)
+    assert blocked is not None
+    assert blocked.terms[-3:-1] == (0, 0)
 
 
 def test_a_bias_is_added_apart_where_strides_do_not_divide_the_image() -> None:

@@ -428,10 +428,32 @@ def test_a_pass_samples_short_kernels_in_turns_and_long_ones_once(
     monkeypatch.setattr("dlperf.microbench.timing._LEAST_ROUND_S", 0.0)
     timing = Timing(relus(3, 9), 1, ticks.clock())
     timing.take([0, 1, 2], lambda _: None)
-    # One call of each tells how long it takes, and each sample of a short one follows a warm call.
-    assert [called.count(n) for n in (8, 9, 10)] == [1 + 3 * 2] * 2 + [2]
-    assert called[-4:] in ([8, 8, 9, 9], [9, 9, 8, 8])
+    # One call of each tells how long it takes, and each sample of a short one follows two others,
+    # of which the second is no shorter.
+    assert [called.count(n) for n in (8, 9, 10)] == [1 + 3 * 3] * 2 + [2]
+    assert called[-6:] in ([*3 * [8], *3 * [9]], [*3 * [9], *3 * [8]])
     assert [len(timing._taken[index].raw) for index in range(3)] == [3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("calls_s", "n_warm"),
+    [
+        ((1.2, 0.68, 0.53, 0.52, 0.40), 4),  # 0.52 is no more than 3 % shorter
+        ((1.2, 1.3, 0.5), 2),
+        ((1.2, 1.0, 0.8, 0.6, 0.4, 0.2), 5),  # no more than five
+    ],
+)
+def test_calls_are_repeated_until_they_get_no_shorter(
+    calls_s: tuple[float, ...], n_warm: int
+) -> None:
+    """What a shared cache holds it gets over several calls."""
+    ticks, left = Ticks(0.0), [*calls_s]
+
+    def call() -> None:
+        ticks.now_s += 1e-3 * left.pop(0)
+
+    Timing(relus(1, 1), 1, ticks.clock())._warm_up(call)
+    assert len(calls_s) - len(left) == n_warm
 
 
 def test_kernels_that_never_had_the_whole_core_are_counted() -> None:
@@ -547,7 +569,7 @@ def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
     lost = [0]
     timing = Timing(relus(2, 4), 1, replace(Ticks(1e-3).clock(), switches=lambda: lost[0]))
     # Of the first kernel three samples are lost, of the second one.
-    timing._taken[0] = taken(*[(1e-3, True)] * 3)
+    timing._taken[0] = taken(*[(2e-3, True)] * 3)
     timing._taken[1] = taken((1e-3, True), (1e-3, False), (2e-3, False))
     timing._n_passes = 3
     assert list(timing.lacking) == [0, 1]

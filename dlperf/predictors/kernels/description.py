@@ -27,12 +27,17 @@ class KernelDescription:
     coordinates of the Gaussian process, logarithms to base 2. `terms` are the non-negative
     regression terms: 1 for the call, then amounts of work (multiply-adds, elements moved, ...).
     `fallbacks` are the variants to use, in order, where the machine file lacks `variant`.
+
+    `stored_bytes` are those that a kernel stores, by the way in which it does, while the result is
+    one of `result_bytes`: each is a term by itself where the result leaves the caches.
     """
 
     variant: tuple[str, ...]
     features: tuple[float, ...]
     terms: tuple[float, ...]
     fallbacks: tuple[tuple[str, ...], ...] = ()
+    stored_bytes: tuple[float, ...] = ()
+    result_bytes: int = 0
 
 
 def described(
